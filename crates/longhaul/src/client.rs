@@ -1,0 +1,225 @@
+//! The client: how tasks are submitted, followed and steered from a program.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::engine::Engine;
+use crate::feed::Events;
+use crate::record::Decision;
+use crate::state::{AgentState, StatePatch};
+use crate::store::{
+    Accepted, Action, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings, StoreError,
+    SubmitRefused, WorkerInfo,
+};
+use crate::task::{NewTask, Task, TaskId};
+
+/// What can go wrong for a client.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The store could not do it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The task was not accepted.
+    #[error(transparent)]
+    Refused(#[from] SubmitRefused),
+    /// What was asked of the task is not possible.
+    #[error(transparent)]
+    Control(#[from] ControlRefused),
+    /// There is no such task.
+    #[error("there is no task {0}")]
+    NotFound(TaskId),
+    /// The task did not end in time; it goes on.
+    #[error("task {task} has not ended after {waited:?}; it is {state}")]
+    TimedOut {
+        /// The task.
+        task: TaskId,
+        /// How long was waited.
+        waited: Duration,
+        /// Where it stands.
+        state: crate::task::State,
+    },
+}
+
+/// A handle to a store and the tasks in it. Cheap to clone; clones share one connection to the
+/// store and its batches.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) engine: Arc<Engine>,
+    tenant: Arc<str>,
+    actor: Arc<str>,
+}
+
+impl Client {
+    /// Opens the store at `url`: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:`. A
+    /// store that does not exist yet is created.
+    pub async fn open(url: &str) -> Result<Self, Error> {
+        let engine = Engine::open(url).await?;
+        Ok(Self { engine, tenant: "default".into(), actor: "client".into() })
+    }
+
+    /// The same store as seen by another tenant.
+    pub fn for_tenant(&self, tenant: &str) -> Self {
+        Self { tenant: tenant.into(), ..self.clone() }
+    }
+
+    /// The same client under the name of a person or program; it stands in events and audits.
+    pub fn acting_as(&self, actor: &str) -> Self {
+        Self { actor: actor.into(), ..self.clone() }
+    }
+
+    /// Submits a task. When this returns, the task is on disk.
+    pub async fn submit(&self, task: NewTask) -> Result<Accepted, Error> {
+        let task = self.own(task);
+        task.validate().map_err(SubmitRefused::from)?;
+        Ok(self.engine.submits.one(task).await??)
+    }
+
+    /// Submits many tasks, each on its own: one that is refused does not hurt the others.
+    pub async fn submit_many(&self, tasks: Vec<NewTask>) -> Result<Vec<Result<Accepted, SubmitRefused>>, Error> {
+        let tasks = tasks.into_iter().map(|task| self.own(task)).collect();
+        Ok(self.engine.submits.many(tasks).await?)
+    }
+
+    fn own(&self, mut task: NewTask) -> NewTask {
+        if *self.tenant != *task.tenant {
+            task.tenant = self.tenant.to_string();
+        }
+        task
+    }
+
+    /// A task as it stands.
+    pub async fn task(&self, id: TaskId) -> Result<Task, Error> {
+        self.engine.store.task(&self.tenant, id).await?.ok_or(Error::NotFound(id))
+    }
+
+    /// Tasks, newest first unless the filter says otherwise.
+    pub async fn list(&self, filter: &Filter) -> Result<Vec<Task>, Error> {
+        Ok(self.engine.store.list(&self.tenant, filter).await?)
+    }
+
+    /// Waits until the task has ended, at most `timeout`.
+    pub async fn wait(&self, id: TaskId, timeout: Duration) -> Result<Task, Error> {
+        let mut follow = self.engine.hints.follow(id);
+        let until = tokio::time::Instant::now() + timeout;
+        loop {
+            let task = self.task(id).await?;
+            if task.state.is_final() {
+                return Ok(task);
+            }
+            if tokio::time::timeout_at(until, follow.ended()).await.is_err() {
+                let task = self.task(id).await?;
+                if task.state.is_final() {
+                    return Ok(task);
+                }
+                return Err(Error::TimedOut { task: id, waited: timeout, state: task.state });
+            }
+        }
+    }
+
+    /// The task's events after number `after` (0: from the first).
+    pub async fn events(&self, id: TaskId, after: u64) -> Result<Events, Error> {
+        self.task(id).await?;
+        Ok(Events::new(Arc::clone(&self.engine), id, after))
+    }
+
+    /// The task's agent state and its version, if it has one.
+    pub async fn state(&self, id: TaskId) -> Result<Option<(u64, AgentState)>, Error> {
+        self.task(id).await?;
+        Ok(self.engine.store.state(id).await?)
+    }
+
+    /// Changes the task's agent state; with `version`, only when it is still the current one.
+    pub async fn patch_state(&self, id: TaskId, patch: StatePatch, version: Option<u64>) -> Result<u64, Error> {
+        Ok(self.control(id, Action::Patch { patch, version }).await?.version)
+    }
+
+    /// Ends the task. A running one is told to stop and has a moment to record an effect that is
+    /// under way; nothing new is accepted of it from now on.
+    pub async fn cancel(&self, id: TaskId, reason: Option<&str>) -> Result<Controlled, Error> {
+        self.control(id, Action::Cancel { undo: false, reason: reason.map(str::to_owned) }).await
+    }
+
+    /// Opens a failed or cancelled task again, under the same id: what was recorded stays, what
+    /// failed is tried again. Nothing happens to any other task.
+    pub async fn resume(&self, id: TaskId) -> Result<Controlled, Error> {
+        self.control(id, Action::Resume).await
+    }
+
+    /// Changes the priority (0 to 9) and with it the place in line.
+    pub async fn reprioritise(&self, id: TaskId, priority: u8) -> Result<Controlled, Error> {
+        self.control(id, Action::Priority(priority)).await
+    }
+
+    /// Says what became of a step in doubt.
+    pub async fn decide(
+        &self,
+        id: TaskId,
+        step: &str,
+        decision: Decision,
+        reason: Option<&str>,
+    ) -> Result<Controlled, Error> {
+        let (step, reason) = (step.to_owned(), reason.map(str::to_owned));
+        self.control(id, Action::Decide { step, decision, reason }).await
+    }
+
+    /// Removes a task that has ended, with its log.
+    pub async fn delete(&self, id: TaskId) -> Result<Controlled, Error> {
+        self.control(id, Action::Delete).await
+    }
+
+    async fn control(&self, task: TaskId, action: Action) -> Result<Controlled, Error> {
+        let control = Control { tenant: self.tenant.to_string(), task, by: self.actor.to_string(), action };
+        let mut answers = self.engine.store.control(&[control]).await?;
+        let answer = answers.pop().ok_or_else(|| StoreError::Failed("the store gave no answer".to_owned()))?;
+        match answer {
+            Err(ControlRefused::NotFound) => Err(Error::NotFound(task)),
+            other => Ok(other?),
+        }
+    }
+
+    /// Sets bounds of queues, limits and the retention; what is not named stays as it was.
+    pub async fn configure(&self, settings: &Settings) -> Result<(), Error> {
+        Ok(self.engine.store.configure(settings).await?)
+    }
+
+    /// Makes handlers known without a worker, so that tasks for them are accepted before the
+    /// first worker that has them starts.
+    pub async fn announce(&self, handlers: &[&str]) -> Result<(), Error> {
+        let id = Uuid::now_v7();
+        let now = self.engine.store.clock().now().as_microsecond();
+        let info = WorkerInfo {
+            id,
+            name: "announcement".to_owned(),
+            handlers: handlers.iter().map(|&name| name.to_owned()).collect(),
+            queues: Vec::new(),
+            slots: 0,
+            started_at: now,
+            seen_at: now,
+            running: 0,
+        };
+        self.engine.store.register(&info).await?;
+        Ok(self.engine.store.retire(id).await?)
+    }
+
+    /// All queues.
+    pub async fn queues(&self) -> Result<Vec<QueueInfo>, Error> {
+        Ok(self.engine.store.queues().await?)
+    }
+
+    /// All workers, of every process.
+    pub async fn workers(&self) -> Result<Vec<WorkerInfo>, Error> {
+        Ok(self.engine.store.workers().await?)
+    }
+
+    /// The store's clock, as this process knows it. Tests can move it.
+    pub fn clock(&self) -> &Clock {
+        self.engine.store.clock()
+    }
+
+    /// Measures what the storage itself can do, without the engine, in about `seconds`.
+    pub async fn floor(&self, seconds: f64) -> Result<Floor, Error> {
+        Ok(self.engine.store.floor(seconds).await?)
+    }
+}

@@ -1,0 +1,39 @@
+//! What clients, workers and the keeper of one process share: the store, the batches in front of
+//! it, the hints behind it.
+
+use std::sync::Arc;
+
+use crate::feed;
+use crate::store::batch::{Batcher, Commits, Submits};
+use crate::store::{self, Hints, Store, StoreError};
+
+/// See the module.
+pub(crate) struct Engine {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) hints: Arc<Hints>,
+    pub(crate) submits: Batcher<Submits>,
+    pub(crate) commits: Batcher<Commits>,
+    /// Ends with the engine.
+    feed: tokio::task::JoinHandle<()>,
+}
+
+impl Engine {
+    pub(crate) async fn open(url: &str) -> Result<Arc<Self>, StoreError> {
+        let hints = Arc::new(Hints::default());
+        let store = store::open(url, Arc::clone(&hints)).await?;
+        let lanes = store.parallelism();
+        Ok(Arc::new(Self {
+            submits: Batcher::start(Submits(Arc::clone(&store)), lanes),
+            commits: Batcher::start(Commits(Arc::clone(&store)), lanes),
+            feed: tokio::spawn(feed::watch_others(Arc::clone(&store), Arc::clone(&hints))),
+            store,
+            hints,
+        }))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.feed.abort();
+    }
+}

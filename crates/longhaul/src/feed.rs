@@ -1,0 +1,88 @@
+//! Events out: following a task from a number on, exactly, across processes.
+//!
+//! A follower reads the task's log and then waits for a hint. Hints of this process come with
+//! every transaction; what other processes wrote is found by one question for all followed tasks
+//! at once, asked when the store hints that something changed elsewhere and once a second.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Engine;
+use crate::event::Event;
+use crate::store::hints::Follow;
+use crate::store::{Hints, Store, StoreError};
+use crate::task::TaskId;
+
+/// How often followed tasks are looked at without a hint.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Finds out, for everyone in this process who follows a task, when others changed it.
+pub(crate) async fn watch_others(store: Arc<dyn Store>, hints: Arc<Hints>) {
+    let mut anything = hints.on_anything();
+    loop {
+        // Either way it is time to look; the sender lives as long as `hints`.
+        let _ = tokio::time::timeout(LOOK_EVERY, anything.changed()).await;
+        let followed = hints.followed();
+        if followed.is_empty() {
+            continue;
+        }
+        match store.advanced(&followed).await {
+            Ok(advanced) => {
+                for (task, seq) in advanced {
+                    hints.tell_advanced(task, seq);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "cannot look for new events; trying again"),
+        }
+    }
+}
+
+/// The events of one task, from a number on, in order and without gaps.
+pub struct Events {
+    engine: Arc<Engine>,
+    follow: Follow,
+    task: TaskId,
+    after: u64,
+    read: VecDeque<Event>,
+    ended: bool,
+}
+
+impl Events {
+    pub(crate) fn new(engine: Arc<Engine>, task: TaskId, after: u64) -> Self {
+        let follow = engine.hints.follow(task);
+        Self { engine, follow, task, after, read: VecDeque::new(), ended: false }
+    }
+
+    /// The next event; waits for it when there is none yet. `None` after the final one.
+    pub async fn next(&mut self) -> Result<Option<Event>, StoreError> {
+        loop {
+            if let Some(event) = self.read.pop_front() {
+                self.after = event.seq;
+                self.ended = event.is_final() && self.read.is_empty();
+                return Ok(Some(event));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let rows = self.engine.store.log(self.task, self.after).await?;
+            let after = self.after;
+            let events = rows.iter().flat_map(|row| row.events_of(self.task));
+            self.read.extend(events.filter(|event| event.seq > after));
+            if self.read.is_empty() {
+                if self.is_over().await? {
+                    return Ok(None);
+                }
+                self.follow.changed().await;
+            }
+        }
+    }
+
+    /// Whether nothing can follow: the newest event is final and was given before, or the task
+    /// was removed.
+    async fn is_over(&self) -> Result<bool, StoreError> {
+        let rows = self.engine.store.log(self.task, self.after.saturating_sub(1)).await?;
+        let newest = rows.last().and_then(|row| row.events_of(self.task).pop());
+        Ok(newest.is_none_or(|event| event.seq <= self.after && event.is_final()))
+    }
+}

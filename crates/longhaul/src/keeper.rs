@@ -1,0 +1,32 @@
+//! The keeper: does what is due, in every process that has a worker. Sweeps need no leader; what
+//! one process does, the others skip.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Engine;
+
+/// How many tasks one sweep takes on.
+const SWEEP_LIMIT: usize = 500;
+/// The longest pause between sweeps: how late a timer that was set meanwhile can be.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// The shortest, so that a clock that stands still does not make a busy loop.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+
+/// Sweeps until it is dropped.
+pub(crate) async fn keep(engine: Arc<Engine>) {
+    loop {
+        let pause = match engine.store.sweep(SWEEP_LIMIT).await {
+            Ok(swept) if swept.is_full(SWEEP_LIMIT) => Duration::ZERO,
+            Ok(swept) => swept
+                .next_due_in
+                .map_or(LONGEST_PAUSE, |micros| Duration::from_micros(micros.unsigned_abs()))
+                .clamp(SHORTEST_PAUSE, LONGEST_PAUSE),
+            Err(error) => {
+                tracing::warn!(%error, "a sweep failed; trying again");
+                LONGEST_PAUSE
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}

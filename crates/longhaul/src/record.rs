@@ -1,0 +1,127 @@
+//! Records: what a task's log keeps for replay. No I/O.
+//!
+//! Together the records of a task are its journal. They are read back in log order, and that
+//! order is the order in which a handler is given results again (see `run/journal.rs`).
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::error::TaskError;
+use crate::event::LogRow;
+use crate::state::StatePatch;
+
+/// What kind of effect a step has; decides whether it may be started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effect {
+    /// Changes nothing; may run any number of times.
+    Read,
+    /// May be started again with the same idempotency key.
+    #[default]
+    Idempotent,
+    /// Must not happen twice unnoticed; can be undone.
+    Compensable,
+    /// Must not happen twice; cannot be undone.
+    Irreversible,
+}
+
+impl Effect {
+    /// Whether a start must be on record before the effect, because an unknown outcome may not
+    /// simply be tried again.
+    pub fn needs_intent(self) -> bool {
+        matches!(self, Self::Compensable | Self::Irreversible)
+    }
+}
+
+/// What a person (or a tool that can tell) says about an effect whose outcome is unknown.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decision {
+    /// It did not happen, or may happen again: run the step again.
+    Retry,
+    /// It happened, with this result.
+    Done(Box<RawValue>),
+    /// Give the step up.
+    Fail,
+}
+
+impl Decision {
+    /// The word used in the API.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Done(_) => "done",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// One thing replay needs to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Record {
+    /// The task's input; in the first row of every log.
+    Input(Box<RawValue>),
+    /// An effect that must not happen twice is about to start.
+    Intent { step: String, attempt: u32 },
+    /// A step ended well. `op` tells steps from other operations that share the name space.
+    Done { step: String, op: Op, effect: Effect, attempt: u32, started: i64, result: Box<RawValue> },
+    /// One try of a step failed; `last` means the step itself failed with it.
+    Failed { step: String, effect: Effect, attempt: u32, started: i64, last: bool, error: TaskError },
+    /// It is unknown whether the effect happened; a decision is needed.
+    InDoubt { step: String, effect: Effect, attempt: u32, error: TaskError },
+    /// What was decided about a step in doubt.
+    Decided { step: String, decision: Decision, by: String, reason: Option<String> },
+    /// The task's state changed; `version` is the one after the change.
+    Patched { patch: StatePatch, version: u64 },
+    /// A snapshot was taken. What follows is a new part of the journal, with names of its own.
+    Checkpoint { part: u32 },
+    /// A new attempt or a resume begins: failures recorded before this no longer count.
+    Reopened,
+}
+
+/// What a recorded name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Op {
+    /// `run.step`
+    Step,
+    /// `run.publish`
+    Publish,
+    /// `run.patch`
+    Patch,
+}
+
+impl Op {
+    /// The word used in errors and in the API.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Step => "step",
+            Self::Publish => "publish",
+            Self::Patch => "patch",
+        }
+    }
+}
+
+/// The records of one row. An unreadable row is an error: replaying around it could run a
+/// recorded step again.
+pub(crate) fn records_of(row: &LogRow) -> Result<Vec<Record>, serde_json::Error> {
+    row.records.as_deref().map_or(Ok(Vec::new()), serde_json::from_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_replayed_byte_for_byte() {
+        let text = r#"{"b": 1,   "a":1.50, "n":12345678901234567890}"#;
+        let result = RawValue::from_string(text.to_owned()).expect("test input is JSON");
+        let record =
+            Record::Done { step: "s".into(), op: Op::Step, effect: Effect::Read, attempt: 1, started: 0, result };
+        let stored = serde_json::to_string(&[record]).expect("records serialise");
+        let read: Vec<Record> = serde_json::from_str(&stored).expect("and parse");
+        let Record::Done { result, .. } = &read[0] else { panic!("another record came back") };
+        assert_eq!(result.get(), text);
+    }
+}

@@ -1,0 +1,333 @@
+//! The run: what a handler is given to do durable work with.
+//!
+//! [`Run::step`] records a result once and replays it after a crash. Everything a handler does
+//! between steps is done again in a replay, so effects belong in steps.
+//!
+//! `desk.rs` decides what is delivered when, `driver.rs` polls the handler and writes, `step.rs`
+//! is one step, `journal.rs` what was recorded.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::error::TaskError;
+use crate::event::{NewEvent, Progress};
+use crate::record::{Effect, Op, Record};
+use crate::state::{AgentState, StatePatch};
+use crate::store::{Cancel, Lease, NewCheckpoint};
+use crate::task::{Invalid, TaskId, timestamp};
+
+mod desk;
+pub(crate) mod driver;
+mod journal;
+mod resume;
+mod step;
+
+pub use step::{Step, StepContext};
+
+use desk::{Desk, Turn};
+use journal::Key;
+
+/// What the worker tells a run while it runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Signals {
+    /// Until when the lease is certain to be held, by this host's clock.
+    pub(crate) lease_until: Instant,
+    /// Someone asked to cancel the task.
+    pub(crate) cancel: Option<Cancel>,
+    /// The lease is another's by now.
+    pub(crate) lost: bool,
+    /// The worker stops: hand the task back.
+    pub(crate) hand_back: bool,
+}
+
+/// A handler's way to do durable work. Cheap to clone.
+#[derive(Clone)]
+pub struct Run {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Arc<Engine>,
+    lease: Lease,
+    /// Effects are not started in the last third of a lease.
+    lease_time: Duration,
+    desk: Mutex<Desk>,
+    signals: watch::Receiver<Signals>,
+    /// Set once nothing new may start.
+    closed: watch::Sender<bool>,
+}
+
+impl Run {
+    /// A run of a leased task. With a log that cannot be read the run is given all the same, to
+    /// end the task with the error.
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        mut lease: Lease,
+        lease_time: Duration,
+        signals: watch::Receiver<Signals>,
+    ) -> Result<Self, (Self, TaskError)> {
+        let log = std::mem::take(&mut lease.log);
+        // The newest event is this lease's own `task.started`.
+        let complete = log.last().is_some_and(|row| row.last_seq() + 1 >= lease.last_seq);
+        let mut desk = Desk::new(lease.task, lease.fence);
+        let read = desk.load(if complete { &log } else { &[] }, complete);
+        if complete {
+            desk.saw(lease.last_seq);
+        }
+        let closed = watch::Sender::new(false);
+        let run =
+            Self { inner: Arc::new(Inner { engine, lease, lease_time, desk: Mutex::new(desk), signals, closed }) };
+        match read {
+            Ok(()) => Ok(run),
+            Err(error) => Err((run, error)),
+        }
+    }
+
+    /// The task's id.
+    pub fn id(&self) -> TaskId {
+        self.inner.lease.task
+    }
+
+    /// The task's owner.
+    pub fn tenant(&self) -> &str {
+        &self.inner.lease.tenant
+    }
+
+    /// The run's fence; larger than that of every run of this task before.
+    pub fn fence(&self) -> u64 {
+        self.inner.lease.fence
+    }
+
+    /// How many runs of this task have ended with its handler's error before.
+    pub fn attempts(&self) -> u32 {
+        self.inner.lease.attempts
+    }
+
+    /// When the task must be over.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.inner.lease.deadline.map(timestamp)
+    }
+
+    /// A step: `work` runs, its result is recorded, and from then on the recorded result is
+    /// given instead. Tried three times by default; see [`Step`] for what can be set.
+    ///
+    /// The second use of a name is recorded as `name#2`, and so on. Two steps of one name at the
+    /// same time need a [`Step::key`].
+    pub fn step<'a, T, F, Fut, E>(&'a self, name: impl Into<String>, mut work: F) -> Step<'a, T>
+    where
+        T: Serialize + DeserializeOwned + Send + 'a,
+        F: FnMut() -> Fut + Send + 'a,
+        Fut: Future<Output = Result<T, E>> + Send + 'a,
+        E: Into<TaskError>,
+    {
+        Step::new(self, name.into(), move |_| work())
+    }
+
+    /// A step whose function is told its idempotency key, attempt and fence, to pass them on.
+    pub fn step_with<'a, T, F, Fut, E>(&'a self, name: impl Into<String>, work: F) -> Step<'a, T>
+    where
+        T: Serialize + DeserializeOwned + Send + 'a,
+        F: FnMut(StepContext) -> Fut + Send + 'a,
+        Fut: Future<Output = Result<T, E>> + Send + 'a,
+        E: Into<TaskError>,
+    {
+        Step::new(self, name.into(), work)
+    }
+
+    /// Tells people what the task is doing; `total` is 0 when unknown. Not waited for: it is
+    /// written within a moment, or with the next step.
+    pub fn progress(&self, status: &str, step: u32, total: u32, message: &str) {
+        let event = self.progress_event(status, step, total, None, message);
+        self.desk().progress(event);
+        self.wake_driver();
+    }
+
+    fn progress_event(&self, status: &str, step: u32, total: u32, tool: Option<&str>, message: &str) -> NewEvent {
+        let progress = Progress {
+            task_id: self.id(),
+            step,
+            total_step: total,
+            status: status.to_owned(),
+            tool: tool.map(str::to_owned),
+            message: message.to_owned(),
+            time: timestamp(self.now_micros()),
+        };
+        NewEvent::new("progress", json!(progress))
+    }
+
+    /// Publishes an event of one's own, exactly once in the task's history.
+    pub async fn publish(&self, kind: &str, payload: &impl Serialize) -> Result<(), TaskError> {
+        let well_formed = !kind.is_empty()
+            && kind.len() <= 128
+            && kind.contains('.')
+            && kind.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+        if !well_formed || ["task.", "step.", "saga.", "state."].iter().any(|own| kind.starts_with(own)) {
+            let problem = "must look like 'disk.cleaned' and not begin with task., step., saga. or state.";
+            return Err(TaskError::fatal("bad_event_type", Invalid::new("type", problem).to_string()));
+        }
+        let data = serde_json::to_value(payload)?;
+        let operation = self.ask(&format!("publish {kind}"), None, Op::Publish, Effect::Read)?;
+        operation.once(|| [NewEvent::new(kind, data)]).await
+    }
+
+    /// Changes the task's state; recorded and told as `state.patched`.
+    pub async fn patch(&self, patch: StatePatch) -> Result<(), TaskError> {
+        let operation = self.ask("patch", None, Op::Patch, Effect::Read)?;
+        operation
+            .once(|| {
+                let event = NewEvent::new("state.patched", json!({"version": 0, "patch": patch, "by": "run"}));
+                self.desk().patch(patch);
+                [event]
+            })
+            .await
+    }
+
+    /// The task's state as this run knows it.
+    pub fn state(&self) -> AgentState {
+        self.desk().journal().state().1.clone()
+    }
+
+    /// Takes a snapshot from which [`Run::resume`] can go on without replaying the steps before
+    /// it. `version` names its form; `policy` says how many are kept and for how long.
+    pub async fn checkpoint(
+        &self,
+        version: u32,
+        iteration: u32,
+        snapshot: &impl Serialize,
+        policy: CheckpointPolicy,
+    ) -> Result<(), TaskError> {
+        let data = serde_json::to_string(snapshot)?;
+        let CheckpointPolicy { max_count, max_age } = policy;
+        let batch = self.desk().checkpoint(NewCheckpoint { version, iteration, data, max_count, max_age });
+        if let Some(batch) = batch {
+            std::future::poll_fn(|cx| self.desk().poll_disk(batch, cx)).await;
+        }
+        Ok(())
+    }
+
+    /// The newest snapshot that can be trusted, when there is one; to be asked for before the
+    /// first step. One that is too old, of another version or damaged is refused with an event
+    /// `checkpoint.refused`, and the one before it is tried; `None` means that the journal is
+    /// replayed from its beginning.
+    pub async fn resume<S: DeserializeOwned>(
+        &self,
+        version: u32,
+        policy: CheckpointPolicy,
+    ) -> Result<Option<S>, TaskError> {
+        resume::resume(self, version, policy).await
+    }
+
+    /// Returns when someone has asked to cancel the task. An effect that is under way then has a
+    /// moment to be recorded; the handler itself is dropped.
+    pub async fn cancelled(&self) {
+        let mut signals = self.inner.signals.clone();
+        // The worker drops the sender only after the run.
+        let _ = signals.wait_for(|signals| signals.cancel.is_some()).await;
+    }
+
+    fn ask(&self, name: &str, key: Option<&str>, op: Op, effect: Effect) -> Result<Operation, TaskError> {
+        let key = self.desk().ask(name, key, op, effect)?;
+        Ok(Operation { run: self.clone(), key })
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        // Every change of the desk is complete when its lock is given up, also by a panic in a
+        // handler, which never runs under the lock.
+        self.inner.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_micros(&self) -> i64 {
+        self.inner.engine.store.clock().now_micros()
+    }
+
+    /// Something was gathered outside of the handler's own polling (another task of the
+    /// handler's): the driver must look.
+    fn wake_driver(&self) {
+        self.inner.closed.send_modify(|_| {});
+    }
+
+    fn context(&self, key: &Key, attempt: u32) -> StepContext {
+        let (part, step) = key;
+        let task = self.id();
+        let idempotency_key = if *part == 0 { format!("{task}/{step}") } else { format!("{task}/{part}/{step}") };
+        StepContext { task, step: step.clone(), idempotency_key, attempt, fence: self.fence() }
+    }
+
+    /// Returns when an effect may start: the lease has more than a third of its time left, and
+    /// the run is not closing. A run that is closing is dropped while it waits here.
+    async fn may_start_effect(&self) {
+        if *self.inner.closed.borrow() {
+            return std::future::pending().await;
+        }
+        let margin = self.inner.lease_time / 3;
+        let mut signals = self.inner.signals.clone();
+        let safe = |signals: &Signals| signals.lease_until.saturating_duration_since(Instant::now()) > margin;
+        if !safe(&signals.borrow()) {
+            // Ends with the worker; the run is dropped before that.
+            let _ = signals.wait_for(safe).await;
+        }
+    }
+}
+
+/// How many checkpoints of a task are kept, and until what age they may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointPolicy {
+    /// How many are kept; the newest always is.
+    pub max_count: u32,
+    /// Older ones are removed, and refused.
+    pub max_age: Duration,
+}
+
+impl Default for CheckpointPolicy {
+    fn default() -> Self {
+        Self { max_count: 10, max_age: Duration::from_secs(86_400) }
+    }
+}
+
+/// An operation's place on the desk; given up when dropped.
+struct Operation {
+    run: Run,
+    key: Key,
+}
+
+impl Operation {
+    /// Records an operation that cannot fail and has no result: `events` is called once in the
+    /// task's life.
+    async fn once<const N: usize>(&self, events: impl FnOnce() -> [NewEvent; N]) -> Result<(), TaskError> {
+        match self.turn().await {
+            Turn::Recorded(outcome) => return outcome.map(drop),
+            Turn::Start(_) => {}
+        }
+        let events = events();
+        let op = if self.key.1.starts_with("publish ") { Op::Publish } else { Op::Patch };
+        let record = Record::Done {
+            step: self.key.1.clone(),
+            op,
+            effect: Effect::Read,
+            attempt: 1,
+            started: self.run.now_micros(),
+            result: RawValue::NULL.to_owned(),
+        };
+        self.record(record, events).await;
+        match self.turn().await {
+            Turn::Recorded(outcome) => outcome.map(drop),
+            Turn::Start(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        self.run.desk().leave(&self.key);
+    }
+}

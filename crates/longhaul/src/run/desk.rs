@@ -1,0 +1,505 @@
+//! The desk of a run: where a handler's operations ask, and are answered one at a time.
+//!
+//! Deterministic delivery: when the handler is pending, the recorded outcome with the lowest
+//! order that it has asked for is released, and the handler is polled again before the next one.
+//! Only when there is nothing to release may operations without a record start. So `join!` and
+//! `select!` take the same branches live and in every replay.
+//!
+//! No I/O here; the driver (`driver.rs`) does what the desk says.
+
+use std::collections::HashMap;
+use std::task::{Context, Poll, Waker};
+
+use serde_json::value::RawValue;
+
+use super::journal::{Journal, Key, Unfinished};
+use crate::error::TaskError;
+use crate::event::{LogEntry, LogRow, NewEvent};
+use crate::record::{Effect, Op, Record};
+use crate::state::{AgentState, StatePatch};
+use crate::store::{Commit, NewCheckpoint, Outcome};
+use crate::task::{TaskId, Waiting};
+
+/// What an operation is told when its turn has come.
+pub(super) enum Turn {
+    /// It was recorded; this is its outcome.
+    Recorded(Result<Box<RawValue>, TaskError>),
+    /// It may start; this is known of earlier tries.
+    Start(Unfinished),
+}
+
+/// What the driver has to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Poll the handler again: something was released or started.
+    Poll,
+    /// Read the journal: an operation asked and it is not known what was recorded.
+    Load,
+    /// Write what was gathered.
+    Commit,
+    /// Write what was gathered if nothing else comes in a moment.
+    CommitSoon,
+    /// Nothing is under way but durable waits.
+    Idle,
+    /// Something is under way.
+    Wait,
+}
+
+enum Stage {
+    Asked,
+    Granted,
+    /// Under way; `effect` may not happen twice and must be recorded if at all possible.
+    Working,
+    Waiting(Waiting),
+    Released(Result<Box<RawValue>, TaskError>),
+}
+
+struct Ticket {
+    base: String,
+    op: Op,
+    effect: Effect,
+    stage: Stage,
+    waker: Option<Waker>,
+}
+
+/// What was gathered for the next commit.
+#[derive(Default)]
+struct Outgoing {
+    events: Vec<NewEvent>,
+    records: Vec<Record>,
+    patches: Vec<StatePatch>,
+    checkpoint: Option<NewCheckpoint>,
+    progress: Option<String>,
+    /// Someone waits for it; otherwise it may go with the next one.
+    urgent: bool,
+}
+
+impl Outgoing {
+    fn add(&mut self, newer: Outgoing) {
+        self.events.extend(newer.events);
+        self.records.extend(newer.records);
+        self.patches.extend(newer.patches);
+        self.checkpoint = newer.checkpoint.or(self.checkpoint.take());
+        self.progress = newer.progress.or(self.progress.take());
+        self.urgent |= newer.urgent;
+    }
+}
+
+/// See the module.
+pub(super) struct Desk {
+    task: TaskId,
+    fence: u64,
+    journal: Journal,
+    loaded: bool,
+    /// How often each name was used in this part of the journal.
+    counts: HashMap<String, u32>,
+    part: u32,
+    tickets: HashMap<Key, Ticket>,
+    outgoing: Outgoing,
+    /// What is in the commit under way, without what ends the run.
+    committing: Outgoing,
+    commit_under_way: bool,
+    /// The commit under way suspends the run.
+    suspending: bool,
+    commits: u32,
+    /// The number of the batch being gathered, and of the last one on disk.
+    batch: u64,
+    batches_done: u64,
+    waiting_for_disk: Vec<(u64, Waker)>,
+    live: bool,
+    /// Nothing new may start.
+    closing: bool,
+}
+
+impl Desk {
+    pub(super) fn new(task: TaskId, fence: u64) -> Self {
+        Self {
+            task,
+            fence,
+            journal: Journal::default(),
+            loaded: false,
+            counts: HashMap::new(),
+            part: 0,
+            tickets: HashMap::new(),
+            outgoing: Outgoing::default(),
+            committing: Outgoing::default(),
+            commit_under_way: false,
+            suspending: false,
+            commits: 0,
+            batch: 1,
+            batches_done: 0,
+            waiting_for_disk: Vec::new(),
+            live: false,
+            closing: false,
+        }
+    }
+
+    // --- for operations ---
+
+    /// Puts an operation on the desk. The name is made unique by its place in line, or by `key`.
+    pub(super) fn ask(&mut self, name: &str, key: Option<&str>, op: Op, effect: Effect) -> Result<Key, TaskError> {
+        let base = key.map_or_else(|| name.to_owned(), |key| format!("{name}:{key}"));
+        if self.tickets.values().any(|ticket| ticket.base == base) {
+            return Err(TaskError::fatal(
+                "ambiguous_step",
+                format!("'{base}' is already under way; give each of them a .key(..) of its own"),
+            )
+            .detail("step", base));
+        }
+        let count = self.counts.entry(base.clone()).or_default();
+        *count += 1;
+        let full = if *count == 1 { base.clone() } else { format!("{base}#{count}") };
+        let key = (self.part, full);
+        if let Some(recorded) = self.journal.recorded(&key).and_then(|recorded| recorded.op)
+            && recorded != op
+        {
+            return Err(TaskError::fatal(
+                "step_kind_changed",
+                format!("'{}' was recorded as a {} and is now a {}", key.1, recorded.name(), op.name()),
+            )
+            .detail("step", key.1));
+        }
+        self.tickets.insert(key.clone(), Ticket { base, op, effect, stage: Stage::Asked, waker: None });
+        Ok(key)
+    }
+
+    /// Waits for the operation's turn.
+    pub(super) fn poll_turn(&mut self, key: &Key, cx: &mut Context<'_>) -> Poll<Turn> {
+        let unfinished = self.journal.unfinished(key);
+        let Some(ticket) = self.tickets.get_mut(key) else { return Poll::Pending };
+        match std::mem::replace(&mut ticket.stage, Stage::Working) {
+            Stage::Released(outcome) => Poll::Ready(Turn::Recorded(outcome)),
+            Stage::Granted => Poll::Ready(Turn::Start(unfinished)),
+            other => {
+                ticket.stage = other;
+                ticket.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Waits until what was gathered as `batch` is on disk.
+    pub(super) fn poll_disk(&mut self, batch: u64, cx: &mut Context<'_>) -> Poll<()> {
+        if self.batches_done >= batch {
+            return Poll::Ready(());
+        }
+        self.waiting_for_disk.push((batch, cx.waker().clone()));
+        Poll::Pending
+    }
+
+    /// The operation waits for something outside; nothing of it is under way.
+    pub(super) fn wait(&mut self, key: &Key, waiting: Waiting) {
+        if let Some(ticket) = self.tickets.get_mut(key) {
+            ticket.stage = Stage::Waiting(waiting);
+        }
+    }
+
+    /// The operation is over, or was dropped.
+    pub(super) fn leave(&mut self, key: &Key) {
+        self.tickets.remove(key);
+    }
+
+    /// Gathers what must be on disk before the operation goes on; gives the batch to wait for.
+    pub(super) fn record(&mut self, record: Record, events: impl IntoIterator<Item = NewEvent>) -> u64 {
+        self.outgoing.events.extend(events);
+        self.outgoing.records.push(record);
+        self.outgoing.urgent = true;
+        self.batch
+    }
+
+    /// Gathers an event that can wait for the next commit.
+    pub(super) fn tell(&mut self, event: NewEvent) {
+        self.outgoing.events.push(event);
+    }
+
+    /// Gathers progress; dropped while the past is being replayed.
+    pub(super) fn progress(&mut self, event: NewEvent) {
+        if self.live {
+            self.outgoing.progress = Some(event.data.to_string());
+            self.outgoing.events.push(event);
+        }
+    }
+
+    /// Gathers a change of the task's state; it gets its version when it is written.
+    pub(super) fn patch(&mut self, patch: StatePatch) {
+        self.outgoing.records.push(Record::Patched { patch: patch.clone(), version: 0 });
+        self.outgoing.patches.push(patch);
+    }
+
+    /// Gathers a snapshot. It begins a new part of the journal; what is recorded already in
+    /// replay is not written again.
+    pub(super) fn checkpoint(&mut self, checkpoint: NewCheckpoint) -> Option<u64> {
+        let part = self.part + 1;
+        self.part = part;
+        self.counts.clear();
+        self.journal.skip_to(part);
+        if part <= self.journal.newest_part() {
+            return None;
+        }
+        self.outgoing.checkpoint = Some(checkpoint);
+        Some(self.record(
+            Record::Checkpoint { part },
+            [NewEvent::new("checkpoint.saved", serde_json::json!({"part": part}))],
+        ))
+    }
+
+    /// Goes on from a checkpoint that begins `part` at event `seq`. A journal that was not read
+    /// yet is read from there only, with `state` as the task's state.
+    pub(super) fn resume_at(&mut self, part: u32, seq: u64, state: Option<(u64, AgentState)>) {
+        self.part = part;
+        if self.loaded {
+            self.journal.skip_to(part);
+            self.live = self.journal.is_used_up();
+        } else {
+            self.journal.begin_at(part, seq, state);
+        }
+    }
+
+    /// Whether the journal was read.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.loaded
+    }
+
+    pub(super) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    // --- for the driver ---
+
+    /// Decides what to do now that the handler is pending.
+    pub(super) fn next(&mut self) -> Next {
+        if !self.loaded {
+            return if self.tickets.is_empty() { self.next_write().unwrap_or(Next::Wait) } else { Next::Load };
+        }
+        if self.release() || self.start() {
+            return Next::Poll;
+        }
+        if let Some(write) = self.next_write() {
+            return write;
+        }
+        let idle = !self.tickets.is_empty()
+            && !self.commit_under_way
+            && self.tickets.values().all(|ticket| matches!(ticket.stage, Stage::Waiting(_)));
+        if idle { Next::Idle } else { Next::Wait }
+    }
+
+    fn next_write(&self) -> Option<Next> {
+        if self.commit_under_way {
+            return None;
+        }
+        if self.outgoing.urgent {
+            return Some(Next::Commit);
+        }
+        (!self.outgoing.events.is_empty()).then_some(Next::CommitSoon)
+    }
+
+    /// Releases the recorded outcome with the lowest order that was asked for.
+    fn release(&mut self) -> bool {
+        let asked = self.tickets.iter().filter(|(_, ticket)| !matches!(ticket.stage, Stage::Released(_)));
+        let lowest = asked
+            .filter_map(|(key, _)| self.journal.recorded(key).map(|recorded| (recorded.order, key)))
+            .min()
+            .map(|(_, key)| key.clone());
+        let Some(key) = lowest else { return false };
+        let (Some(recorded), Some(ticket)) = (self.journal.release(&key), self.tickets.get_mut(&key)) else {
+            return false;
+        };
+        ticket.stage = Stage::Released(recorded.outcome);
+        if let Some(waker) = ticket.waker.take() {
+            waker.wake();
+        }
+        self.live |= self.journal.is_used_up();
+        true
+    }
+
+    /// Lets operations without a record start, and those whose doubt was cleared start again.
+    fn start(&mut self) -> bool {
+        let mut started = false;
+        if self.closing {
+            return false;
+        }
+        for (key, ticket) in &mut self.tickets {
+            let may = match &ticket.stage {
+                Stage::Asked => true,
+                Stage::Waiting(waiting) => {
+                    waiting.kind == "in_doubt" && self.journal.unfinished(key).doubt.is_none()
+                }
+                _ => false,
+            };
+            if may {
+                ticket.stage = Stage::Granted;
+                if let Some(waker) = ticket.waker.take() {
+                    waker.wake();
+                }
+                started = true;
+            }
+        }
+        if started {
+            self.live = true;
+            self.journal.show_patches(u64::MAX);
+        }
+        started
+    }
+
+    /// Takes in the log that was read.
+    pub(super) fn load(&mut self, rows: &[LogRow], complete: bool) -> Result<(), TaskError> {
+        self.journal.read(rows)?;
+        if complete && !self.loaded {
+            self.loaded = true;
+            self.live = self.journal.is_used_up();
+        }
+        Ok(())
+    }
+
+    /// The log is known up to event `seq`.
+    pub(super) fn saw(&mut self, seq: u64) {
+        self.journal.saw(seq);
+    }
+
+    /// From now on nothing new starts; what may not happen twice and is under way can still be
+    /// recorded.
+    pub(super) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Whether an effect that may not happen twice is under way or on its way to the disk.
+    pub(super) fn has_effects_under_way(&self) -> bool {
+        let working = |ticket: &Ticket| {
+            matches!(ticket.stage, Stage::Working) && ticket.effect.needs_intent() && ticket.op == Op::Step
+        };
+        self.commit_under_way || self.outgoing.urgent || self.tickets.values().any(working)
+    }
+
+    /// What the run waits for, when it only waits: the first by name.
+    pub(super) fn waiting_for(&self) -> Option<Waiting> {
+        let mut waits: Vec<&Waiting> = self
+            .tickets
+            .values()
+            .filter_map(|ticket| match &ticket.stage {
+                Stage::Waiting(waiting) => Some(waiting),
+                _ => None,
+            })
+            .collect();
+        waits.sort_by(|one, other| one.id.cmp(&other.id));
+        waits.first().map(|waiting| (*waiting).clone())
+    }
+
+    /// Makes a commit of what was gathered. While closing, only records of effects that were
+    /// begun before are in it, and it is not a step forward.
+    pub(super) fn take_commit(&mut self) -> Commit {
+        self.make_commit(!self.closing, None, None, None)
+    }
+
+    /// Makes the commit that ends the run, with everything that was gathered before it.
+    pub(super) fn end_commit(
+        &mut self,
+        forward: bool,
+        event: Option<NewEvent>,
+        record: Option<Record>,
+        outcome: Outcome,
+    ) -> Commit {
+        self.make_commit(forward, event, record, Some(outcome))
+    }
+
+    fn make_commit(
+        &mut self,
+        forward: bool,
+        event: Option<NewEvent>,
+        record: Option<Record>,
+        outcome: Option<Outcome>,
+    ) -> Commit {
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        if !forward {
+            outgoing.records.retain(settles);
+            outgoing.patches.clear();
+            outgoing.checkpoint = None;
+        }
+        self.number_patches(&mut outgoing);
+        self.commits += 1;
+        self.batch += 1;
+        self.commit_under_way = true;
+        self.suspending = matches!(outcome, Some(Outcome::Suspended { .. }));
+        // A patch carries the version it makes and a suspend must not miss a wake-up, so both
+        // are made from the newest of the log.
+        let from_newest = self.suspending || !outgoing.patches.is_empty();
+        let recorded = outgoing.records.iter().any(|record| matches!(record, Record::Done { .. }));
+        let events: Vec<&NewEvent> = outgoing.events.iter().chain(&event).collect();
+        let records: Vec<&Record> = outgoing.records.iter().chain(&record).collect();
+        let commit = Commit {
+            task: self.task,
+            fence: self.fence,
+            number: self.commits,
+            forward,
+            recorded,
+            known_seq: from_newest.then(|| self.journal.seen()),
+            entry: LogEntry::new(&events, &records),
+            progress: outgoing.progress.clone(),
+            patches: outgoing.patches.clone(),
+            checkpoint: outgoing.checkpoint.clone(),
+            outcome,
+        };
+        self.committing = outgoing;
+        commit
+    }
+
+    /// Gives patches the versions they will make.
+    fn number_patches(&self, outgoing: &mut Outgoing) {
+        let first = self.journal.next_state_version();
+        let patched = outgoing.records.iter_mut().filter_map(|record| match record {
+            Record::Patched { version, .. } => Some(version),
+            _ => None,
+        });
+        for (version, next) in patched.zip(first..) {
+            *version = next;
+        }
+        let told = outgoing.events.iter_mut().filter(|event| event.kind == "state.patched");
+        for (event, next) in told.zip(first..) {
+            event.data["version"] = next.into();
+        }
+    }
+
+    /// The commit is on disk, after `others`, which were written by others since the last one.
+    pub(super) fn committed(&mut self, others: &[LogRow], last_seq: u64) -> Result<(), TaskError> {
+        self.commit_under_way = false;
+        if self.loaded {
+            self.journal.read(others)?;
+            for record in std::mem::take(&mut self.committing).records {
+                let order = self.journal.take(record);
+                if self.live {
+                    self.journal.show_patches(order);
+                }
+            }
+            self.journal.saw(last_seq);
+        }
+        self.batches_done = self.batch - 1;
+        let done = self.batches_done;
+        for (_, waker) in self.waiting_for_disk.extract_if(.., |(batch, _)| *batch <= done) {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Whether the commit under way suspends the run.
+    pub(super) fn is_suspending(&self) -> bool {
+        self.suspending
+    }
+
+    /// Nothing of the commit was written: what was gathered for it waits for the next one, and
+    /// its number is free again.
+    pub(super) fn not_committed(&mut self) {
+        self.commit_under_way = false;
+        self.suspending = false;
+        self.commits -= 1;
+        let newer = std::mem::replace(&mut self.outgoing, std::mem::take(&mut self.committing));
+        self.outgoing.add(newer);
+    }
+}
+
+/// Whether a record only settles an effect whose start was recorded before.
+fn settles(record: &Record) -> bool {
+    match record {
+        Record::Done { effect, op: Op::Step, .. } => effect.needs_intent(),
+        Record::Failed { effect, .. } | Record::InDoubt { effect, .. } => effect.needs_intent(),
+        _ => false,
+    }
+}

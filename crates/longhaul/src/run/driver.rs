@@ -1,0 +1,451 @@
+//! The driver: polls a handler, delivers what the desk releases, writes what it gathers, and
+//! ends the run when the handler does, or when the lease, the deadline or a person says so.
+
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::desk::Next;
+use super::{Run, Signals};
+use crate::engine::Engine;
+use crate::error::TaskError;
+use crate::event::{LogRow, NewEvent};
+use crate::record::Record;
+use crate::retry::RetryPolicy;
+use crate::store::rules::{cancel_error, deadline_error};
+use crate::store::{Beat, Cancel, Commit, CommitRefused, Committed, Heartbeat, Outcome, StoreError};
+
+/// How long events that nobody waits for may wait for company.
+const COMPANY: Duration = Duration::from_millis(20);
+/// How long a run that only waits stays in memory.
+const IDLE: Duration = Duration::from_millis(100);
+/// How long the end of a run is offered to a store that does not answer. The fence decides
+/// whether it is still accepted then.
+const OFFER_END: Duration = Duration::from_secs(60);
+/// The pause before a store that did not answer is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) type HandlerFuture = Pin<Box<dyn Future<Output = Result<Box<RawValue>, TaskError>> + Send>>;
+
+/// How a run is ended when it is told to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manners {
+    /// How long an effect that may not happen twice has to be recorded after a cancel.
+    pub(crate) cancel_grace: Duration,
+    /// The wait between runs of a task that fails.
+    pub(crate) retry: RetryPolicy,
+}
+
+/// Why a run is over.
+enum End {
+    Returned(Result<Box<RawValue>, TaskError>),
+    Suspended,
+    Cancelled,
+    DeadlineExceeded,
+    HandBack,
+    /// The lease is another's: nothing may be written any more.
+    Lost,
+}
+
+/// Runs a handler to its end, whatever that is, and writes it.
+pub(crate) async fn run_to_end(run: Run, handler: HandlerFuture, manners: Manners) {
+    let driver = Driver { run, manners };
+    let end = driver.drive(handler).await;
+    driver.write_end(end).await;
+}
+
+struct Driver {
+    run: Run,
+    manners: Manners,
+}
+
+/// What came of polling the handler.
+enum Polled {
+    Returned(Result<Box<RawValue>, TaskError>),
+    Wants(Next),
+}
+
+/// A commit under way; gives the answer, and what others wrote to the log before it.
+type Writing = Pin<Box<dyn Future<Output = (Result<Committed, CommitRefused>, Vec<LogRow>)> + Send>>;
+
+impl Driver {
+    async fn drive(&self, handler: HandlerFuture) -> End {
+        // A panic of the handler is the task's error, not the worker's.
+        let mut handler = Box::pin(std::panic::AssertUnwindSafe(handler).catch_unwind());
+        let mut signals = self.run.inner.signals.clone();
+        let mut looked_for = self.run.inner.closed.subscribe();
+        let deadline = self.run.inner.lease.deadline.map(|at| self.instant_of(at));
+        let mut writing: Option<Writing> = None;
+        // Told to end, but an effect that may not happen twice is still to be recorded.
+        let mut closing: Option<(Instant, End)> = None;
+        let mut later: Option<(Instant, Next)> = None;
+
+        loop {
+            let told = told_to_end(&signals.borrow_and_update(), deadline);
+            match told {
+                Some(end @ (End::Lost | End::HandBack)) => return end,
+                Some(end) if closing.is_none() => closing = Some(self.close(end)),
+                _ => {}
+            }
+            if let Some((grace, _)) = &closing
+                && (!self.run.desk().has_effects_under_way() || Instant::now() >= *grace)
+                && let Some((_, end)) = closing.take()
+            {
+                return end;
+            }
+            let lease_until = signals.borrow().lease_until;
+            let grace = closing.as_ref().map(|(grace, _)| *grace);
+            let armed = later.as_ref().map(|(_, next)| *next);
+
+            tokio::select! {
+                biased;
+                // Told something by the worker, or out of time: looked at when the loop begins again.
+                _ = signals.changed() => {}
+                () = sleep_until(lease_until) => {}
+                () = until(deadline), if closing.is_none() => {}
+                () = until(grace) => {}
+                (answer, others) = written(&mut writing) => {
+                    writing = None;
+                    match self.take_answer(answer, &others) {
+                        None => {}
+                        Some(end @ (End::Cancelled | End::DeadlineExceeded)) => {
+                            if closing.is_none() {
+                                closing = Some(self.close(end));
+                            }
+                        }
+                        Some(end) => return end,
+                    }
+                }
+                polled = poll_fn(|cx| self.poll(&mut handler, armed, cx)) => match polled {
+                    Polled::Returned(_) if closing.is_some() => {
+                        // What it returns is not wanted any more.
+                        if let Some((_, end)) = closing.take() {
+                            return end;
+                        }
+                    }
+                    Polled::Returned(result) => return self.returned(result, writing, &mut signals).await,
+                    Polled::Wants(Next::Load) => {
+                        if let Err(error) = self.load().await {
+                            return End::Returned(Err(error));
+                        }
+                    }
+                    Polled::Wants(Next::Commit) => {
+                        later = None;
+                        writing = Some(self.write());
+                    }
+                    Polled::Wants(next) => {
+                        let time = if next == Next::Idle { IDLE } else { COMPANY };
+                        later = Some((Instant::now() + time, next));
+                    }
+                },
+                () = until(later.as_ref().map(|(at, _)| *at)) => {
+                    later = None;
+                    let next = self.run.desk().next();
+                    match next {
+                        Next::Idle => writing = self.suspend(),
+                        Next::Commit | Next::CommitSoon => writing = Some(self.write()),
+                        _ => {}
+                    }
+                }
+                // Something was gathered by another task of the handler's.
+                _ = looked_for.changed() => {}
+            }
+        }
+    }
+
+    /// Polls the handler for as long as the desk has something for it.
+    fn poll(
+        &self,
+        handler: &mut Pin<
+            Box<impl Future<Output = Result<Result<Box<RawValue>, TaskError>, Box<dyn Any + Send>>>>,
+        >,
+        armed: Option<Next>,
+        cx: &mut std::task::Context<'_>,
+    ) -> Poll<Polled> {
+        loop {
+            if let Poll::Ready(result) = handler.as_mut().poll(cx) {
+                return Poll::Ready(Polled::Returned(result.unwrap_or_else(|panic| Err(panicked(&*panic)))));
+            }
+            match self.run.desk().next() {
+                Next::Poll => {}
+                Next::Wait => return Poll::Pending,
+                next if Some(next) == armed => return Poll::Pending,
+                next => return Poll::Ready(Polled::Wants(next)),
+            }
+        }
+    }
+
+    fn close(&self, end: End) -> (Instant, End) {
+        self.run.desk().close();
+        self.run.inner.closed.send_replace(true);
+        (Instant::now() + self.manners.cancel_grace, end)
+    }
+
+    /// The handler returned. What is being written is waited for, so that its records are on
+    /// disk before the end is.
+    async fn returned(
+        &self,
+        result: Result<Box<RawValue>, TaskError>,
+        writing: Option<Writing>,
+        signals: &mut tokio::sync::watch::Receiver<Signals>,
+    ) -> End {
+        if let Some(writing) = writing {
+            tokio::select! {
+                (answer, others) = writing => {
+                    if let Some(end) = self.take_answer(answer, &others) {
+                        return end;
+                    }
+                }
+                _ = signals.wait_for(|signals| signals.lost) => return End::Lost,
+            }
+        }
+        for step in self.run.desk().journal().unused() {
+            tracing::warn!(task = %self.run.id(), step, "a recorded step was not asked for; was the handler changed?");
+        }
+        End::Returned(result)
+    }
+
+    /// Reads the journal, all of it.
+    async fn load(&self) -> Result<(), TaskError> {
+        let mut after = self.run.desk().journal().seen();
+        loop {
+            let rows = read_log(&self.run.inner.engine, self.run.id(), after)
+                .await
+                .map_err(|error| TaskError::retryable("store", error.to_string()))?;
+            let Some(last) = rows.last() else { break };
+            after = last.last_seq();
+            self.run.desk().load(&rows, false)?;
+        }
+        self.run.desk().load(&[], true)
+    }
+
+    /// Begins to write what was gathered.
+    fn write(&self) -> Writing {
+        let mut desk = self.run.desk();
+        let seen = desk.journal().seen();
+        let commit = desk.take_commit();
+        Box::pin(write(Arc::clone(&self.run.inner.engine), commit, seen))
+    }
+
+    /// Begins to suspend the run, unless someone writes to the log meanwhile.
+    fn suspend(&self) -> Option<Writing> {
+        let mut desk = self.run.desk();
+        let waiting = desk.waiting_for()?;
+        let seen = desk.journal().seen();
+        let event = NewEvent::new("task.waiting", json!({"kind": waiting.kind, "id": waiting.id}));
+        let outcome = Outcome::Suspended { waiting, wake_after: None };
+        let commit = desk.end_commit(true, Some(event), None, outcome);
+        Some(Box::pin(write(Arc::clone(&self.run.inner.engine), commit, seen)))
+    }
+
+    /// What an answer of the store means for the run; `None`: it goes on.
+    fn take_answer(&self, answer: Result<Committed, CommitRefused>, others: &[LogRow]) -> Option<End> {
+        let mut desk = self.run.desk();
+        let read = match answer {
+            Ok(_) if desk.is_suspending() => return Some(End::Suspended),
+            Ok(committed) => desk.committed(others, committed.last_seq),
+            Err(refused) => {
+                desk.not_committed();
+                match refused {
+                    CommitRefused::Fenced { .. } => return Some(End::Lost),
+                    CommitRefused::Cancelled => return Some(End::Cancelled),
+                    CommitRefused::DeadlineExceeded => return Some(End::DeadlineExceeded),
+                    CommitRefused::Stale { .. } => desk.load(others, false),
+                }
+            }
+        };
+        read.err().map(|error| End::Returned(Err(error)))
+    }
+
+    /// Writes how the run ended. A cancel or a deadline that came in between wins.
+    async fn write_end(&self, mut end: End) {
+        loop {
+            let commit = match &end {
+                End::Lost | End::Suspended => return,
+                End::Returned(Ok(result)) => self.completed(result),
+                End::Returned(Err(error)) => self.failed(error),
+                End::Cancelled => self.cancelled(&self.cancel_request().await),
+                End::DeadlineExceeded => {
+                    let deadline = self.run.inner.lease.deadline.unwrap_or_default();
+                    self.failed_for_good(deadline_error(deadline, "while the task was running"), false)
+                }
+                End::HandBack => self.handed_back(),
+            };
+            end = match self.offer(commit).await {
+                Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
+                Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
+                Ok(Err(refused)) => {
+                    tracing::info!(task = %self.run.id(), %refused, "the end of a run was refused");
+                    return;
+                }
+                Ok(Ok(_)) => return,
+                Err(error) => {
+                    tracing::warn!(task = %self.run.id(), %error, "the end of a run could not be written; the task will be taken over");
+                    return;
+                }
+            };
+            self.run.desk().not_committed();
+        }
+    }
+
+    fn completed(&self, result: &RawValue) -> Commit {
+        let event = NewEvent::new("task.completed", json!({"result": result}));
+        self.run.desk().end_commit(true, Some(event), None, Outcome::Completed { result: result.to_owned() })
+    }
+
+    /// The handler's error: another run if there may be one, the end otherwise.
+    fn failed(&self, error: &TaskError) -> Commit {
+        let lease = &self.run.inner.lease;
+        let attempts = lease.attempts + 1;
+        if !error.retryable || attempts >= lease.max_attempts {
+            return self.failed_for_good(error.clone().detail("task_attempts", attempts), true);
+        }
+        let after = self.manners.retry.delay(attempts);
+        let message = format!(
+            "Attempt {attempts} of {} failed ({}); trying again in {:.1} s",
+            lease.max_attempts,
+            error.message,
+            after.as_secs_f64()
+        );
+        let mut event = self.run.progress_event("retrying", 0, 0, None, &message);
+        event.data["error"] = json!(error);
+        let outcome = Outcome::Retry { error: error.clone(), after };
+        self.run.desk().end_commit(true, Some(event), Some(Record::Reopened), outcome)
+    }
+
+    fn failed_for_good(&self, error: TaskError, attempt: bool) -> Commit {
+        let event = NewEvent::new("task.failed", json!({"error": error}));
+        // After a deadline only this may still be written, so it is no step forward.
+        self.run.desk().end_commit(attempt, Some(event), None, Outcome::Failed { error, attempt })
+    }
+
+    fn cancelled(&self, cancel: &Cancel) -> Commit {
+        let error = cancel_error(cancel);
+        let event = NewEvent::new("task.cancelled", json!({"error": error}));
+        self.run.desk().end_commit(false, Some(event), None, Outcome::Cancelled { error })
+    }
+
+    fn handed_back(&self) -> Commit {
+        let message = "The worker stops; another one goes on from the last recorded step.";
+        let event = self.run.progress_event("retrying", 0, 0, None, message);
+        self.run.desk().end_commit(true, Some(event), None, Outcome::Released)
+    }
+
+    /// Who asked to cancel, and why: known from a heartbeat, or asked for.
+    async fn cancel_request(&self) -> Cancel {
+        let known = self.run.inner.signals.borrow().cancel.clone();
+        if let Some(cancel) = known {
+            return cancel;
+        }
+        let lease = &self.run.inner.lease;
+        let beat = Heartbeat {
+            worker: uuid::Uuid::nil(),
+            leases: vec![(lease.task, lease.fence)],
+            lease: self.run.inner.lease_time,
+        };
+        let answer = self.run.inner.engine.store.heartbeat(&beat).await;
+        match answer.map(|answer| answer.beats.into_iter().next()) {
+            Ok(Some(Beat::Held { cancel: Some(cancel), .. })) => cancel,
+            _ => Cancel { undo: false, by: "request".to_owned(), reason: None },
+        }
+    }
+
+    /// Offers the end of the run to the store for as long as it makes sense.
+    async fn offer(&self, commit: Commit) -> Result<Result<Committed, CommitRefused>, StoreError> {
+        let give_up = Instant::now() + OFFER_END;
+        loop {
+            match self.run.inner.engine.commits.one(commit.clone()).await {
+                Err(error) if error.is_unavailable() && Instant::now() < give_up => sleep(PAUSE).await,
+                other => return other,
+            }
+        }
+    }
+
+    /// This host's clock at a time of the store's.
+    fn instant_of(&self, at: i64) -> Instant {
+        let left = at.saturating_sub(self.run.now_micros()).max(0).unsigned_abs();
+        Instant::now() + Duration::from_micros(left)
+    }
+}
+
+/// Whether the worker, the lease or the time says that the run must end.
+fn told_to_end(signals: &Signals, deadline: Option<Instant>) -> Option<End> {
+    let now = Instant::now();
+    if signals.lost {
+        Some(End::Lost)
+    } else if signals.hand_back || now >= signals.lease_until {
+        Some(End::HandBack)
+    } else if signals.cancel.is_some() {
+        Some(End::Cancelled)
+    } else {
+        deadline.filter(|deadline| now >= *deadline).map(|_| End::DeadlineExceeded)
+    }
+}
+
+/// Writes a commit, for as long as the run is not dropped, and reads what others wrote before it.
+async fn write(engine: Arc<Engine>, commit: Commit, seen: u64) -> (Result<Committed, CommitRefused>, Vec<LogRow>) {
+    let task = commit.task;
+    let answer = loop {
+        match engine.commits.one(commit.clone()).await {
+            Ok(answer) => break answer,
+            Err(error) if error.is_unavailable() => sleep(PAUSE).await,
+            Err(error) => {
+                // The store refuses this very entry, and always will.
+                tracing::error!(%task, %error, "a commit cannot be written");
+                break Err(CommitRefused::Fenced { held: commit.fence });
+            }
+        }
+    };
+    let others = match &answer {
+        Ok(committed) => committed.first_seq > seen + 1,
+        Err(refused) => matches!(refused, CommitRefused::Stale { .. }),
+    };
+    let rows = if others { read_log(&engine, task, seen).await.unwrap_or_default() } else { Vec::new() };
+    // Rows of this run are known already; others' have no run.
+    (answer, rows.into_iter().filter(|row| row.run == 0).collect())
+}
+
+/// Reads a page of a task's log; asks again while the store does not answer.
+pub(super) async fn read_log(
+    engine: &Engine,
+    task: crate::task::TaskId,
+    after: u64,
+) -> Result<Vec<LogRow>, StoreError> {
+    loop {
+        match engine.store.log(task, after).await {
+            Err(error) if error.is_unavailable() => sleep(PAUSE).await,
+            other => return other,
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn written(writing: &mut Option<Writing>) -> (Result<Committed, CommitRefused>, Vec<LogRow>) {
+    match writing {
+        Some(writing) => writing.await,
+        None => std::future::pending().await,
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> TaskError {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned());
+    TaskError::retryable("panic", format!("the handler panicked: {message}"))
+}

@@ -1,0 +1,287 @@
+//! The journal: a task's records, read back for replay. No I/O.
+//!
+//! A name stands for one operation in one part of the journal; a checkpoint begins a new part.
+//! Each recorded outcome has an order, which is the order in which it is given to the handler
+//! again.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde_json::value::RawValue;
+
+use crate::error::TaskError;
+use crate::event::LogRow;
+use crate::record::{Decision, Effect, Op, Record, records_of};
+use crate::state::{AgentState, StatePatch};
+
+/// Which operation: the part of the journal and the name in it.
+pub(super) type Key = (u32, String);
+
+/// What was recorded of an operation that ended.
+#[derive(Clone, Debug)]
+pub(super) struct Recorded {
+    pub(super) order: u64,
+    pub(super) op: Option<Op>,
+    pub(super) outcome: Result<Box<RawValue>, TaskError>,
+}
+
+/// What is known of an operation that has not ended.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unfinished {
+    /// Tries that failed or were begun.
+    pub(super) tries: u32,
+    /// The effect may have happened: why that is not known.
+    pub(super) doubt: Option<TaskError>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    recorded: HashMap<Key, Recorded>,
+    unfinished: HashMap<Key, Unfinished>,
+    /// The part that new records belong to.
+    part: u32,
+    order: u64,
+    /// Patches not yet visible to the handler, with their order.
+    patches: VecDeque<(u64, StatePatch, u64)>,
+    state: AgentState,
+    state_version: u64,
+    /// The number of the newest event that was read.
+    seen: u64,
+}
+
+impl Journal {
+    /// Takes in rows of the log, in order. A row that was taken in before is passed over.
+    pub(super) fn read(&mut self, rows: &[LogRow]) -> Result<(), TaskError> {
+        for row in rows {
+            if row.last_seq() <= self.seen {
+                continue;
+            }
+            let records = records_of(row).map_err(|error| {
+                TaskError::fatal(
+                    "journal_damaged",
+                    format!("row {} of the task's log cannot be read: {error}", row.seq),
+                )
+                .detail("seq", row.seq)
+            })?;
+            for record in records {
+                self.take(record);
+            }
+            self.seen = self.seen.max(row.last_seq());
+        }
+        Ok(())
+    }
+
+    /// Takes in one record; gives its order.
+    pub(super) fn take(&mut self, record: Record) -> u64 {
+        self.order += 1;
+        let part = self.part;
+        match record {
+            Record::Input(_) => {}
+            Record::Intent { step, attempt } => {
+                let entry = self.unfinished.entry((part, step)).or_default();
+                entry.tries = attempt;
+                entry.doubt =
+                    Some(TaskError::in_doubt("interrupted", "the worker was lost while the effect was under way"));
+            }
+            Record::Done { step, op, result, .. } => self.end((part, step), Some(op), Ok(result)),
+            Record::Failed { step, attempt, last: false, .. } => {
+                self.unfinished.insert((part, step), Unfinished { tries: attempt, doubt: None });
+            }
+            Record::Failed { step, error, last: true, .. } => self.end((part, step), None, Err(error)),
+            Record::InDoubt { step, attempt, error, .. } => {
+                self.unfinished.insert((part, step), Unfinished { tries: attempt, doubt: Some(error) });
+            }
+            Record::Decided { step, decision, reason, .. } => self.decide((part, step), decision, reason),
+            Record::Patched { patch, version } => self.patches.push_back((self.order, patch, version)),
+            Record::Checkpoint { part } => self.part = part,
+            Record::Reopened => {
+                self.recorded.retain(|_, recorded| recorded.outcome.is_ok());
+                for unfinished in self.unfinished.values_mut() {
+                    unfinished.tries = 0;
+                }
+            }
+        }
+        self.order
+    }
+
+    fn end(&mut self, key: Key, op: Option<Op>, outcome: Result<Box<RawValue>, TaskError>) {
+        self.unfinished.remove(&key);
+        self.recorded.insert(key, Recorded { order: self.order, op, outcome });
+    }
+
+    fn decide(&mut self, key: Key, decision: Decision, reason: Option<String>) {
+        match decision {
+            Decision::Retry => {
+                if let Some(unfinished) = self.unfinished.get_mut(&key) {
+                    unfinished.doubt = None;
+                    // A person asked for this try; it does not count against the policy.
+                    unfinished.tries = 0;
+                }
+            }
+            Decision::Done(result) => self.end(key, Some(Op::Step), Ok(result)),
+            Decision::Fail => {
+                let doubt = self.unfinished.get(&key).and_then(|unfinished| unfinished.doubt.clone());
+                let message = reason.unwrap_or_else(|| "it was decided that the step failed".to_owned());
+                let mut error = TaskError::fatal("in_doubt", message).detail("step", key.1.clone());
+                if let Some(doubt) = doubt {
+                    error = error.caused_by(doubt);
+                }
+                self.end(key, None, Err(error));
+            }
+        }
+    }
+
+    /// What was recorded of an operation.
+    pub(super) fn recorded(&self, key: &Key) -> Option<&Recorded> {
+        self.recorded.get(key)
+    }
+
+    /// What is known of an operation that has not ended.
+    pub(super) fn unfinished(&self, key: &Key) -> Unfinished {
+        self.unfinished.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Gives an outcome to the handler: it is no longer kept here, and patches up to it become
+    /// visible.
+    pub(super) fn release(&mut self, key: &Key) -> Option<Recorded> {
+        let recorded = self.recorded.remove(key)?;
+        self.show_patches(recorded.order);
+        Some(recorded)
+    }
+
+    /// Whether every recorded outcome was given to the handler.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.recorded.is_empty()
+    }
+
+    /// Recorded names that no one asked for.
+    pub(super) fn unused(&self) -> impl Iterator<Item = &str> {
+        self.recorded.keys().map(|(_, name)| name.as_str())
+    }
+
+    /// Makes patches up to `order` visible.
+    pub(super) fn show_patches(&mut self, order: u64) {
+        while self.patches.front().is_some_and(|(at, ..)| *at <= order) {
+            if let Some((_, patch, version)) = self.patches.pop_front() {
+                self.state.apply(&patch);
+                self.state_version = version;
+            }
+        }
+    }
+
+    /// The state as the handler may see it now.
+    pub(super) fn state(&self) -> (u64, &AgentState) {
+        (self.state_version, &self.state)
+    }
+
+    /// The version the next patch will have.
+    pub(super) fn next_state_version(&self) -> u64 {
+        self.patches.back().map_or(self.state_version, |(_, _, version)| *version) + 1
+    }
+
+    pub(super) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// A commit of this run was accepted up to event `seq`.
+    pub(super) fn saw(&mut self, seq: u64) {
+        self.seen = self.seen.max(seq);
+    }
+
+    /// Goes on from a checkpoint: everything up to its part is forgotten.
+    pub(super) fn skip_to(&mut self, part: u32) {
+        self.recorded.retain(|(of, _), _| *of >= part);
+        self.unfinished.retain(|(of, _), _| *of >= part);
+    }
+
+    /// Begins with a part in the middle of the log, whose past is not read.
+    pub(super) fn begin_at(&mut self, part: u32, seq: u64, state: Option<(u64, AgentState)>) {
+        self.part = part;
+        self.seen = seq;
+        if let Some((version, state)) = state {
+            (self.state_version, self.state) = (version, state);
+        }
+    }
+
+    /// The newest part begun so far.
+    pub(super) fn newest_part(&self) -> u32 {
+        self.part
+    }
+}
+
+/// The effect class that decides whether an interrupted try is in doubt.
+pub(super) fn doubtful(effect: Effect, unfinished: &Unfinished) -> Option<TaskError> {
+    unfinished.doubt.clone().filter(|_| effect.needs_intent())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(step: &str) -> Record {
+        Record::Done {
+            step: step.into(),
+            op: Op::Step,
+            effect: Effect::Read,
+            attempt: 1,
+            started: 0,
+            result: RawValue::NULL.to_owned(),
+        }
+    }
+
+    fn failed(step: &str, attempt: u32, last: bool) -> Record {
+        let error = TaskError::retryable("e", "e");
+        Record::Failed { step: step.into(), effect: Effect::Read, attempt, started: 0, last, error }
+    }
+
+    fn key(name: &str) -> Key {
+        (0, name.to_owned())
+    }
+
+    #[test]
+    fn a_new_attempt_forgets_failures_and_keeps_successes() {
+        let mut journal = Journal::default();
+        journal.take(done("a"));
+        journal.take(failed("b", 3, true));
+        assert!(journal.recorded(&key("b")).is_some());
+        journal.take(Record::Reopened);
+        assert!(journal.recorded(&key("a")).is_some());
+        assert!(journal.recorded(&key("b")).is_none());
+    }
+
+    #[test]
+    fn tries_are_counted_over_crashes() {
+        let mut journal = Journal::default();
+        journal.take(failed("a", 1, false));
+        journal.take(failed("a", 2, false));
+        assert_eq!(journal.unfinished(&key("a")).tries, 2);
+    }
+
+    #[test]
+    fn an_intent_without_a_record_is_in_doubt_until_decided() {
+        let mut journal = Journal::default();
+        journal.take(Record::Intent { step: "pay".into(), attempt: 1 });
+        assert!(doubtful(Effect::Irreversible, &journal.unfinished(&key("pay"))).is_some());
+        assert!(doubtful(Effect::Idempotent, &journal.unfinished(&key("pay"))).is_none());
+        let decide = |decision| Record::Decided { step: "pay".into(), decision, by: "ann".into(), reason: None };
+        journal.take(decide(Decision::Retry));
+        assert!(journal.unfinished(&key("pay")).doubt.is_none());
+        journal.take(Record::Intent { step: "pay".into(), attempt: 1 });
+        journal.take(decide(Decision::Fail));
+        let recorded = journal.recorded(&key("pay")).expect("decided");
+        let error = recorded.outcome.as_ref().expect_err("failed");
+        assert_eq!(error.cause.as_ref().expect("the doubt").code, "interrupted");
+    }
+
+    #[test]
+    fn names_after_a_checkpoint_are_new_names() {
+        let mut journal = Journal::default();
+        journal.take(done("think"));
+        journal.take(Record::Checkpoint { part: 1 });
+        assert!(journal.recorded(&(1, "think".into())).is_none());
+        journal.take(done("think"));
+        journal.skip_to(1);
+        assert!(journal.recorded(&(0, "think".into())).is_none());
+        assert!(journal.recorded(&(1, "think".into())).is_some());
+    }
+}

@@ -1,0 +1,85 @@
+//! Going on from a checkpoint.
+
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::{CheckpointPolicy, Run, driver};
+use crate::error::TaskError;
+use crate::event::NewEvent;
+use crate::record::{Record, records_of};
+use crate::state::AgentState;
+use crate::store::Checkpoint;
+use crate::store::clock::micros;
+
+/// The newest checkpoint that can be trusted; everything before it need not be replayed.
+pub(super) async fn resume<S: DeserializeOwned>(
+    run: &Run,
+    version: u32,
+    policy: CheckpointPolicy,
+) -> Result<Option<S>, TaskError> {
+    let engine = &run.inner.engine;
+    let checkpoints = engine
+        .store
+        .checkpoints(run.id())
+        .await
+        .map_err(|error| TaskError::retryable("store", error.to_string()))?;
+    for checkpoint in checkpoints {
+        let refused = match check(run, &checkpoint, version, policy) {
+            Ok(snapshot) => match part_of(run, &checkpoint).await? {
+                Some(part) => {
+                    let state = if run.desk().is_loaded() { None } else { state_of(run).await? };
+                    run.desk().resume_at(part, checkpoint.seq, state);
+                    return Ok(Some(snapshot));
+                }
+                None => "the log does not know it".to_owned(),
+            },
+            Err(why) => why,
+        };
+        tracing::warn!(task = %run.id(), seq = checkpoint.seq, why = refused, "a checkpoint was refused");
+        run.desk().tell(NewEvent::new(
+            "checkpoint.refused",
+            json!({"id": checkpoint.seq, "iteration": checkpoint.iteration, "why": refused}),
+        ));
+    }
+    Ok(None)
+}
+
+fn check<S: DeserializeOwned>(
+    run: &Run,
+    checkpoint: &Checkpoint,
+    version: u32,
+    policy: CheckpointPolicy,
+) -> Result<S, String> {
+    if checkpoint.version != version {
+        return Err(format!("it has version {}, wanted is {version}", checkpoint.version));
+    }
+    let age = run.now_micros() - checkpoint.created_at;
+    if age > micros(policy.max_age) {
+        return Err(format!(
+            "it is {} s old, at most {} s are allowed",
+            age / 1_000_000,
+            policy.max_age.as_secs()
+        ));
+    }
+    if crc32fast::hash(checkpoint.data.as_bytes()) != checkpoint.checksum {
+        return Err("it is damaged: its checksum is wrong".to_owned());
+    }
+    serde_json::from_str(&checkpoint.data).map_err(|error| format!("it cannot be read: {error}"))
+}
+
+async fn state_of(run: &Run) -> Result<Option<(u64, AgentState)>, TaskError> {
+    let state = run.inner.engine.store.state(run.id()).await;
+    state.map_err(|error| TaskError::retryable("store", error.to_string()))
+}
+
+/// The part of the journal that a checkpoint begins.
+async fn part_of(run: &Run, checkpoint: &Checkpoint) -> Result<Option<u32>, TaskError> {
+    let rows = driver::read_log(&run.inner.engine, run.id(), checkpoint.seq.saturating_sub(1))
+        .await
+        .map_err(|error| TaskError::retryable("store", error.to_string()))?;
+    let Some(row) = rows.first().filter(|row| row.last_seq() == checkpoint.seq) else { return Ok(None) };
+    Ok(records_of(row).unwrap_or_default().into_iter().find_map(|record| match record {
+        Record::Checkpoint { part } => Some(part),
+        _ => None,
+    }))
+}

@@ -1,0 +1,335 @@
+//! One step of a run: recorded once, replayed afterwards, tried again by its policy.
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::Pin;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::desk::Turn;
+use super::journal::{Key, doubtful};
+use super::{Operation, Run};
+use crate::error::TaskError;
+use crate::event::NewEvent;
+use crate::record::{Effect, Op, Record};
+use crate::retry::RetryPolicy;
+use crate::task::{TaskId, Waiting};
+
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type Work<'a, T> = Box<dyn FnMut(StepContext) -> BoxFuture<'a, Result<T, TaskError>> + Send + 'a>;
+
+/// What a step's function may want to know, to pass it on to the outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepContext {
+    /// The task.
+    pub task: TaskId,
+    /// The step's name, unique in the task.
+    pub step: String,
+    /// The same for every try of this step, also after a crash: let the other side use it to
+    /// recognise a repeated call.
+    pub idempotency_key: String,
+    /// 1 for the first try.
+    pub attempt: u32,
+    /// The run's fence: let the other side refuse anything smaller than the largest it has seen.
+    pub fence: u64,
+}
+
+/// A step that is about to run; `.await` it.
+#[must_use = "a step does nothing until it is awaited"]
+pub struct Step<'a, T> {
+    run: &'a Run,
+    name: String,
+    key: Option<String>,
+    effect: Effect,
+    policy: RetryPolicy,
+    timeout: Option<Duration>,
+    work: Work<'a, T>,
+    verify: Option<Work<'a, Option<T>>>,
+}
+
+impl<'a, T> Step<'a, T>
+where
+    T: Serialize + DeserializeOwned + Send + 'a,
+{
+    pub(super) fn new<F, Fut, E>(run: &'a Run, name: String, work: F) -> Self
+    where
+        F: FnMut(StepContext) -> Fut + Send + 'a,
+        Fut: Future<Output = Result<T, E>> + Send + 'a,
+        E: Into<TaskError>,
+    {
+        Self {
+            run,
+            name,
+            key: None,
+            effect: Effect::default(),
+            policy: RetryPolicy::default(),
+            timeout: None,
+            work: boxed(work),
+            verify: None,
+        }
+    }
+
+    /// Tells steps of the same name apart that are under way at the same time.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// What kind of effect it has; `idempotent` by default.
+    pub fn effect(mut self, effect: Effect) -> Self {
+        self.effect = effect;
+        self
+    }
+
+    /// Tries in all, counted over crashes too; 3 by default.
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.policy.attempts = attempts.max(1);
+        self
+    }
+
+    /// How often to try and how long to wait in between.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// How long one try may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Finds out whether an effect in doubt happened: `Some(result)` when it did, `None` when it
+    /// did not and may be tried again. Without it, the task waits for a person's decision.
+    pub fn verify<F, Fut, E>(mut self, verify: F) -> Self
+    where
+        F: FnMut(StepContext) -> Fut + Send + 'a,
+        Fut: Future<Output = Result<Option<T>, E>> + Send + 'a,
+        E: Into<TaskError>,
+    {
+        self.verify = Some(boxed(verify));
+        self
+    }
+
+    async fn perform(mut self, operation: Result<Operation, TaskError>) -> Result<T, TaskError> {
+        let operation = operation?;
+        loop {
+            let turn = operation.turn().await;
+            let unfinished = match turn {
+                Turn::Recorded(outcome) => return decode(&operation.key, outcome?),
+                Turn::Start(unfinished) => unfinished,
+            };
+            let mut tries = unfinished.tries;
+            let mut doubt = doubtful(self.effect, &unfinished);
+            loop {
+                if let Some(why) = doubt.take() {
+                    match self.ask_verify(&operation, tries, &why).await {
+                        // It happened: recorded, and released like any other result.
+                        Some(true) => break,
+                        // It did not: try it.
+                        Some(false) => {}
+                        None => {
+                            operation.wait_for_decision();
+                            break;
+                        }
+                    }
+                }
+                tries += 1;
+                match self.try_once(&operation, tries).await {
+                    Tried::Settled => break,
+                    Tried::Again => {}
+                    Tried::InDoubt(why) => doubt = Some(why),
+                }
+            }
+        }
+    }
+
+    /// Asks `verify` about an effect in doubt. `None`: it could not tell, or there is none.
+    async fn ask_verify(&mut self, operation: &Operation, attempt: u32, why: &TaskError) -> Option<bool> {
+        let verify = self.verify.as_mut()?;
+        let context = self.run.context(&operation.key, attempt);
+        match verify(context).await {
+            Ok(Some(result)) => {
+                let started = self.run.now_micros();
+                let result = encode(&operation.key, &result);
+                operation.settle(self.effect, attempt, started, result).await;
+                Some(true)
+            }
+            Ok(None) => Some(false),
+            Err(error) => {
+                tracing::warn!(task = %self.run.id(), step = %operation.key.1, %error, %why, "verify could not tell");
+                None
+            }
+        }
+    }
+
+    /// One try: intent, effect, record.
+    async fn try_once(&mut self, operation: &Operation, attempt: u32) -> Tried {
+        let run = self.run;
+        let name = &operation.key.1;
+        let started = run.now_micros();
+        let begun = NewEvent::of_step("step.started", name, json!({"attempt": attempt})).at(started);
+        if self.effect.needs_intent() {
+            operation.record(Record::Intent { step: name.clone(), attempt }, [begun]).await;
+        } else {
+            run.desk().tell(begun);
+        }
+        run.may_start_effect().await;
+        let work = (self.work)(run.context(&operation.key, attempt));
+        let outcome = match self.timeout {
+            None => work.await,
+            Some(limit) => tokio::time::timeout(limit, work)
+                .await
+                .unwrap_or_else(|_| Err(TaskError::in_doubt("timeout", format!("no result after {limit:?}")))),
+        };
+        let error = match outcome.and_then(|value| encode(&operation.key, &value)) {
+            Ok(result) => {
+                operation.settle(self.effect, attempt, started, Ok(result)).await;
+                return Tried::Settled;
+            }
+            Err(error) => error,
+        };
+        if error.is_in_doubt() && self.effect.needs_intent() {
+            let event = NewEvent::of_step("step.in_doubt", name, json!({"attempt": attempt, "error": error}));
+            let record =
+                Record::InDoubt { step: name.clone(), effect: self.effect, attempt, error: error.clone() };
+            operation.record(record, [event]).await;
+            return Tried::InDoubt(error);
+        }
+        if !error.retryable || !self.policy.allows(attempt) {
+            let error = step_failed(name, attempt, error);
+            operation.settle(self.effect, attempt, started, Err(error)).await;
+            return Tried::Settled;
+        }
+        let delay = self.policy.delay(attempt);
+        let failed = NewEvent::of_step(
+            "step.failed",
+            name,
+            json!({"attempt": attempt, "attempts": self.policy.attempts, "error": error,
+                   "retry_in_ms": u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)}),
+        );
+        let message = format!(
+            "Step {name}: attempt {attempt} of {} failed ({}); trying again in {:.1} s",
+            self.policy.attempts,
+            error.message,
+            delay.as_secs_f64()
+        );
+        let progress = run.progress_event("retrying", 0, 0, None, &message);
+        let effect = self.effect;
+        operation
+            .record(
+                Record::Failed { step: name.clone(), effect, attempt, started, last: false, error },
+                [failed, progress],
+            )
+            .await;
+        tokio::time::sleep(delay).await;
+        Tried::Again
+    }
+}
+
+enum Tried {
+    /// Its outcome is recorded.
+    Settled,
+    /// It failed and may be tried again.
+    Again,
+    /// It may have happened.
+    InDoubt(TaskError),
+}
+
+impl<'a, T> IntoFuture for Step<'a, T>
+where
+    T: Serialize + DeserializeOwned + Send + 'a,
+{
+    type Output = Result<T, TaskError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    /// The step takes its place on the desk here, so that `join!` gives names in the order of
+    /// its arguments.
+    fn into_future(self) -> Self::IntoFuture {
+        let operation = self.run.ask(&self.name, self.key.as_deref(), Op::Step, self.effect);
+        Box::pin(self.perform(operation))
+    }
+}
+
+fn boxed<'a, T, F, Fut, E>(mut work: F) -> Work<'a, T>
+where
+    F: FnMut(StepContext) -> Fut + Send + 'a,
+    Fut: Future<Output = Result<T, E>> + Send + 'a,
+    E: Into<TaskError>,
+{
+    Box::new(move |context| {
+        let work = work(context);
+        Box::pin(async move { work.await.map_err(Into::into) })
+    })
+}
+
+fn step_failed(step: &str, attempts: u32, cause: TaskError) -> TaskError {
+    let times = if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
+    TaskError::fatal("step_failed", format!("step {step} failed after {times}: {}", cause.message))
+        .detail("step", step)
+        .detail("attempts", attempts)
+        .caused_by(cause)
+}
+
+pub(super) fn encode<T: Serialize>(key: &Key, value: &T) -> Result<Box<RawValue>, TaskError> {
+    to_raw_value(value).map_err(|error| {
+        TaskError::fatal("bad_result", format!("the result of {} cannot be written as JSON: {error}", key.1))
+    })
+}
+
+pub(super) fn decode<T: DeserializeOwned>(key: &Key, result: Box<RawValue>) -> Result<T, TaskError> {
+    serde_json::from_str(result.get()).map_err(|error| {
+        TaskError::fatal(
+            "result_changed",
+            format!("the recorded result of {} is not of the type asked for: {error}", key.1),
+        )
+        .detail("step", key.1.clone())
+    })
+}
+
+impl Operation {
+    /// Waits until the operation is given its outcome or may start.
+    pub(super) async fn turn(&self) -> Turn {
+        poll_fn(|cx| self.run.desk().poll_turn(&self.key, cx)).await
+    }
+
+    /// Records something and waits until it is on disk.
+    pub(super) async fn record(&self, record: Record, events: impl IntoIterator<Item = NewEvent>) {
+        let batch = self.run.desk().record(record, events);
+        self.on_disk(batch).await;
+    }
+
+    pub(super) async fn on_disk(&self, batch: u64) {
+        poll_fn(|cx| self.run.desk().poll_disk(batch, cx)).await;
+    }
+
+    /// Records the outcome of the step; it is released in its turn.
+    async fn settle(&self, effect: Effect, attempt: u32, started: i64, outcome: Result<Box<RawValue>, TaskError>) {
+        let step = self.key.1.clone();
+        let took_ms = (self.run.now_micros() - started) / 1_000;
+        let (record, event) = match outcome {
+            Ok(result) => {
+                let event =
+                    NewEvent::of_step("step.completed", &step, json!({"attempt": attempt, "took_ms": took_ms}));
+                (Record::Done { step, op: Op::Step, effect, attempt, started, result }, event)
+            }
+            Err(error) => {
+                let event = NewEvent::of_step(
+                    "step.failed",
+                    &step,
+                    json!({"attempt": attempt, "error": error, "last": true}),
+                );
+                (Record::Failed { step, effect, attempt, started, last: true, error }, event)
+            }
+        };
+        self.record(record, [event]).await;
+    }
+
+    fn wait_for_decision(&self) {
+        let waiting = Waiting { kind: "in_doubt".to_owned(), id: self.key.1.clone(), since: None, until: None };
+        self.run.desk().wait(&self.key, waiting);
+    }
+}

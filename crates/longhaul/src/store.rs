@@ -1,0 +1,657 @@
+//! The store: where tasks live. One trait of few methods, each one transaction, each taking a
+//! batch; SQLite and PostgreSQL behind it.
+//!
+//! What holds for every method:
+//! - It is one transaction: after an error of the whole call nothing of it happened, or, when
+//!   the connection broke during COMMIT ([`StoreError::Unavailable`]), all of it may have.
+//!   Repeating the same call is then safe: every entry is idempotent under ids made by the
+//!   caller.
+//! - Entries of a batch are independent: one that is refused does not hurt the others.
+//! - Times are the store's clock, never the caller's (see [`clock`]).
+//!
+//! [`batch`] gathers single requests into these batches; [`rules`] holds the decisions both
+//! stores share; `postgres/` and `sqlite/` hold the SQL.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::error::TaskError;
+use crate::event::{LogEntry, LogRow};
+use crate::record::Decision;
+use crate::state::{AgentState, StatePatch};
+use crate::task::{Invalid, NewTask, State, Task, TaskId, Waiting};
+
+pub(crate) mod batch;
+pub(crate) mod clock;
+pub(crate) mod hints;
+pub(crate) mod migrate;
+pub(crate) mod postgres;
+pub(crate) mod rules;
+pub(crate) mod sqlite;
+#[cfg(test)]
+mod suite;
+
+pub use clock::Clock;
+pub use hints::Hints;
+
+/// Durable storage of tasks.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Accepts tasks: row, first log row (event `task.submitted`, input) and idempotency key
+    /// together. After it returns, an accepted task is on disk. An entry whose key or digest
+    /// (within its window) is known gives the existing task.
+    async fn submit(&self, batch: &[NewTask]) -> Result<Vec<Result<Accepted, SubmitRefused>>, StoreError>;
+
+    /// Leases up to `ask.max` ready tasks, lowest rank first, within all limits. Each lease has
+    /// a fence larger than any the task had before, and a `task.started` event. Two callers
+    /// never get the same task. Repeating a claim with the same number gives the same leases.
+    async fn claim(&self, ask: &Claim) -> Result<Claimed, StoreError>;
+
+    /// Writes what runs have done. An entry is accepted only under the current fence; see
+    /// [`CommitRefused`] for the other reasons to refuse. After it returns, the records are on
+    /// disk and will be replayed. No two entries of a batch may be for the same task.
+    async fn commit(&self, batch: &[Commit]) -> Result<Vec<Result<Committed, CommitRefused>>, StoreError>;
+
+    /// Extends leases and says which are lost or cancelled. Has a way of its own to the
+    /// database, so that it is never behind a queue of commits.
+    async fn heartbeat(&self, beat: &Heartbeat) -> Result<Beats, StoreError>;
+
+    /// Does what people and other programs ask of tasks: cancel, resume, decide, …
+    async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError>;
+
+    /// Does what is due: takes back expired leases, readies tasks whose time has come, ends
+    /// those past their deadline, removes finished ones past their retention. At most `limit`
+    /// tasks of each kind. Anyone may call it at any time, also several at once.
+    async fn sweep(&self, limit: usize) -> Result<Swept, StoreError>;
+
+    /// Makes a worker and its handlers known; a submit for a handler never registered is refused.
+    async fn register(&self, worker: &WorkerInfo) -> Result<(), StoreError>;
+
+    /// Removes a worker that stopped.
+    async fn retire(&self, worker: Uuid) -> Result<(), StoreError>;
+
+    /// Sets queues, limits and retention; what is not named stays as it was.
+    async fn configure(&self, settings: &Settings) -> Result<(), StoreError>;
+
+    /// One task of `tenant`.
+    async fn task(&self, tenant: &str, id: TaskId) -> Result<Option<Task>, StoreError>;
+
+    /// Tasks of `tenant`, newest first or oldest first.
+    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError>;
+
+    /// Log rows with events after number `after`, in order, up to about 1 MB at a time.
+    async fn log(&self, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError>;
+
+    /// Which of these tasks have events after the number given, and the number of their newest;
+    /// a task that is gone is given with 0.
+    async fn advanced(&self, known: &[(TaskId, u64)]) -> Result<Vec<(TaskId, u64)>, StoreError>;
+
+    /// The task's state and its version.
+    async fn state(&self, task: TaskId) -> Result<Option<(u64, AgentState)>, StoreError>;
+
+    /// The task's checkpoints, newest first.
+    async fn checkpoints(&self, task: TaskId) -> Result<Vec<Checkpoint>, StoreError>;
+
+    /// All queues that were configured or hold tasks.
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError>;
+
+    /// All workers that are registered.
+    async fn workers(&self) -> Result<Vec<WorkerInfo>, StoreError>;
+
+    /// The store's clock.
+    fn clock(&self) -> &Clock;
+
+    /// How many transactions of one kind may usefully run at once.
+    fn parallelism(&self) -> usize;
+
+    /// Measures the storage itself, see [`Floor`].
+    async fn floor(&self, seconds: f64) -> Result<Floor, StoreError>;
+}
+
+/// Opens the store at `url`: `sqlite:PATH`, `postgres://…` or `memory:`. Creates and migrates it
+/// when needed.
+pub(crate) async fn open(url: &str, hints: Arc<Hints>) -> Result<Arc<dyn Store>, StoreError> {
+    if url == "memory:" {
+        return Ok(Arc::new(sqlite::SqliteStore::in_memory(hints)?));
+    }
+    if let Some(path) = url.strip_prefix("sqlite:") {
+        return Ok(Arc::new(sqlite::SqliteStore::open(path, hints).await?));
+    }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Arc::new(postgres::PostgresStore::open(url, hints).await?));
+    }
+    Err(StoreError::Url(format!(
+        "'{url}' is not a store; use sqlite:PATH, postgres://USER@HOST/DATABASE or memory:"
+    )))
+}
+
+/// Why a whole call failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The store cannot be reached or did not answer; the call may or may not have happened.
+    #[error("the store is not reachable ({0}); try again")]
+    Unavailable(String),
+    /// The address is not one of a store.
+    #[error("{0}")]
+    Url(String),
+    /// The database is of another version, damaged, or of a kind that cannot be trusted.
+    #[error("{0}")]
+    Incompatible(String),
+    /// The store refused the statement.
+    #[error("the store refused: {0}")]
+    Failed(String),
+}
+
+impl StoreError {
+    /// Whether repeating the same call may help.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+/// A task is in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its id; another than asked for when the key was known.
+    pub id: TaskId,
+    /// Whether this call created it.
+    pub new: bool,
+    /// When it was accepted, microseconds.
+    pub created_at: i64,
+}
+
+/// Why a task was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitRefused {
+    /// The queue has as many pending tasks as it may have.
+    #[error("queue '{queue}' is full ({max} pending tasks); try again in {} s", retry_after.as_secs())]
+    QueueFull {
+        /// The queue.
+        queue: String,
+        /// Its bound.
+        max: u64,
+        /// When a place is likely to be free.
+        retry_after: Duration,
+    },
+    /// The key belongs to a task with other content.
+    #[error("the key '{key}' belongs to task {existing}, which has other content; use another key")]
+    KeyConflict {
+        /// The key.
+        key: String,
+        /// The task that has it.
+        existing: TaskId,
+    },
+    /// No worker ever registered this handler.
+    #[error("no worker has registered a handler named '{handler}'; start one that has it, or check the name")]
+    UnknownHandler {
+        /// The name.
+        handler: String,
+    },
+    /// The request itself is wrong.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+}
+
+/// A worker's request for tasks.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Who asks.
+    pub worker: Uuid,
+    /// The number of this claim of this worker, so that an unanswered one can be repeated.
+    pub number: u64,
+    /// The queues it serves.
+    pub queues: Vec<String>,
+    /// The handlers it has.
+    pub handlers: Vec<String>,
+    /// How many tasks it has room for.
+    pub max: usize,
+    /// How long it may hold them without a heartbeat.
+    pub lease: Duration,
+    /// Whether it runs nothing else, so that a task suspected of killing its worker may run.
+    pub idle: bool,
+}
+
+/// The answer to a claim.
+#[derive(Debug, Default)]
+pub struct Claimed {
+    /// The leases, lowest rank first.
+    pub leases: Vec<Lease>,
+    /// A suspect is waiting for a worker that runs nothing else.
+    pub suspect_waits: bool,
+}
+
+/// The right to run a task; the only way to write to it.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    /// The task.
+    pub task: TaskId,
+    /// Grows with every lease of this task.
+    pub fence: u64,
+    /// The task's owner.
+    pub tenant: String,
+    /// What runs it.
+    pub handler: String,
+    /// The line it stood in.
+    pub queue: String,
+    /// Runs that ended with the handler's error so far.
+    pub attempts: u32,
+    /// How many of those are allowed.
+    pub max_attempts: u32,
+    /// Leases lost since the last recorded step.
+    pub crashes: u32,
+    /// When it must be over, microseconds.
+    pub deadline: Option<i64>,
+    /// The number of its newest event.
+    pub last_seq: u64,
+    /// Its log: all of it when short, else only the first row.
+    pub log: Vec<LogRow>,
+}
+
+/// Logs with at most this many events come whole with the claim.
+pub(crate) const LOG_WITH_CLAIM: u64 = 64;
+
+/// What one run writes in one transaction.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// The task.
+    pub task: TaskId,
+    /// The lease's fence.
+    pub fence: u64,
+    /// The number of this commit under this fence: 1, 2, 3 …
+    pub number: u32,
+    /// Whether it takes the task forward (a new intent, a record, completion), which a cancel
+    /// or a deadline forbids. The record of an effect that was under way is not forward.
+    pub forward: bool,
+    /// Whether a step was recorded, which proves that the task does not just kill its worker.
+    pub recorded: bool,
+    /// Refuse ([`CommitRefused::Stale`]) when the log has grown past this number; used by
+    /// suspends, so that a signal that comes meanwhile is not missed.
+    pub known_seq: Option<u64>,
+    /// What is added to the log.
+    pub entry: LogEntry,
+    /// The newest progress, JSON.
+    pub progress: Option<String>,
+    /// Changes of the task's state.
+    pub patches: Vec<StatePatch>,
+    /// A snapshot to go on from.
+    pub checkpoint: Option<NewCheckpoint>,
+    /// How the run ended, if it did.
+    pub outcome: Option<Outcome>,
+}
+
+impl Commit {
+    /// About how large it is.
+    pub(crate) fn bytes(&self) -> usize {
+        let result = match &self.outcome {
+            Some(Outcome::Completed { result }) => result.get().len(),
+            _ => 0,
+        };
+        let checkpoint = self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.data.len());
+        256 + self.entry.bytes() + checkpoint + result
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// With a result.
+    Completed {
+        /// The result.
+        result: Box<RawValue>,
+    },
+    /// For good, with an error. `attempt`: the handler's error, which counts as an attempt.
+    Failed {
+        /// The error.
+        error: TaskError,
+        /// Whether it counts as an attempt.
+        attempt: bool,
+    },
+    /// By request.
+    Cancelled {
+        /// Who and why.
+        error: TaskError,
+    },
+    /// It waits for something and is woken by it, or by the time.
+    Suspended {
+        /// What for.
+        waiting: Waiting,
+        /// At the latest after this time.
+        wake_after: Option<Duration>,
+    },
+    /// With the handler's error, to be tried again.
+    Retry {
+        /// The error.
+        error: TaskError,
+        /// After this time.
+        after: Duration,
+    },
+    /// Handed back by a worker that stops or lost touch; costs nothing.
+    Released,
+}
+
+impl Outcome {
+    /// The state the task has then.
+    pub fn state(&self) -> State {
+        match self {
+            Self::Completed { .. } => State::Completed,
+            Self::Failed { .. } => State::Failed,
+            Self::Cancelled { .. } => State::Cancelled,
+            Self::Suspended { .. } => State::Waiting,
+            Self::Retry { .. } | Self::Released => State::Pending,
+        }
+    }
+}
+
+/// A commit is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The number of its first event. Larger than expected when others wrote to the log since.
+    pub first_seq: u64,
+    /// The number of its last event.
+    pub last_seq: u64,
+}
+
+/// Why a commit was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommitRefused {
+    /// The lease is no longer the current one.
+    #[error("the lease was lost: fence {held} is not current")]
+    Fenced {
+        /// The fence it came with.
+        held: u64,
+    },
+    /// The task was cancelled; nothing forward is accepted any more.
+    #[error("the task was cancelled")]
+    Cancelled,
+    /// The deadline has passed; nothing forward is accepted any more.
+    #[error("the deadline has passed")]
+    DeadlineExceeded,
+    /// Others wrote to the log since; read on and decide again.
+    #[error("the log has grown to {last_seq}")]
+    Stale {
+        /// The number of the newest event.
+        last_seq: u64,
+    },
+}
+
+/// A worker's sign of life.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    /// Who.
+    pub worker: Uuid,
+    /// The leases it holds: task and fence.
+    pub leases: Vec<(TaskId, u64)>,
+    /// For how long they are extended.
+    pub lease: Duration,
+}
+
+/// The answer to a heartbeat.
+#[derive(Clone, Debug)]
+pub struct Beats {
+    /// In the order of the leases.
+    pub beats: Vec<Beat>,
+}
+
+/// What became of a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Beat {
+    /// Extended.
+    Held {
+        /// Someone asked to cancel the task.
+        cancel: Option<Cancel>,
+        /// The number of its newest event.
+        last_seq: u64,
+    },
+    /// Not the current one any more.
+    Lost,
+}
+
+/// A request to cancel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Cancel {
+    /// Whether what was done is to be undone.
+    pub undo: bool,
+    /// Who asked.
+    pub by: String,
+    /// Why.
+    pub reason: Option<String>,
+}
+
+/// Something asked of a task from outside.
+#[derive(Clone, Debug)]
+pub struct Control {
+    /// Who owns the task; another tenant's task is not found.
+    pub tenant: String,
+    /// The task.
+    pub task: TaskId,
+    /// Who asks, for the audit.
+    pub by: String,
+    /// What.
+    pub action: Action,
+}
+
+/// What can be asked of a task.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// End it.
+    Cancel {
+        /// Undo what was done.
+        undo: bool,
+        /// Why.
+        reason: Option<String>,
+    },
+    /// Open it again after it failed or was cancelled; nothing happens to any other.
+    Resume,
+    /// Change its priority; its place in line follows.
+    Priority(u8),
+    /// Say what became of a step in doubt.
+    Decide {
+        /// The step.
+        step: String,
+        /// What.
+        decision: Decision,
+        /// Why.
+        reason: Option<String>,
+    },
+    /// Change its state.
+    Patch {
+        /// How.
+        patch: StatePatch,
+        /// Only when the version is still this one.
+        version: Option<u64>,
+    },
+    /// Remove it; only after it ended.
+    Delete,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Controlled {
+    /// The task's state afterwards.
+    pub state: State,
+    /// Whether anything changed.
+    pub changed: bool,
+    /// The version of the task's state afterwards, for `Patch`.
+    pub version: u64,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlRefused {
+    /// There is no such task.
+    #[error("there is no such task")]
+    NotFound,
+    /// The task's state does not allow it.
+    #[error("{0}")]
+    WrongState(String),
+    /// The state was changed by someone else meanwhile.
+    #[error("the state is at version {current} by now; read it again")]
+    VersionConflict {
+        /// The version it has.
+        current: u64,
+    },
+    /// The request itself is wrong.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Leases taken back.
+    pub expired: usize,
+    /// Tasks whose time had come.
+    pub due: usize,
+    /// Finished tasks removed.
+    pub removed: usize,
+    /// Microseconds until something else is due, as far as known.
+    pub next_due_in: Option<i64>,
+}
+
+impl Swept {
+    /// Whether it hit its bound, so that there may be more to do at once.
+    pub fn is_full(&self, limit: usize) -> bool {
+        self.expired >= limit || self.due >= limit || self.removed >= limit
+    }
+}
+
+/// A worker as others see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WorkerInfo {
+    /// Its id, new at every start.
+    pub id: Uuid,
+    /// A name for people: host and process.
+    pub name: String,
+    /// What it can run.
+    pub handlers: Vec<String>,
+    /// The queues it serves.
+    pub queues: Vec<String>,
+    /// How many tasks it runs at once.
+    pub slots: u32,
+    /// When it started, microseconds.
+    pub started_at: i64,
+    /// When it was last heard of, microseconds.
+    pub seen_at: i64,
+    /// How many tasks it holds.
+    pub running: u32,
+}
+
+/// Bounds and periods that the store enforces.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// Per queue.
+    pub queues: BTreeMap<String, QueueSettings>,
+    /// How many tasks of a tenant may run at once.
+    pub tenant_max_running: BTreeMap<String, u32>,
+    /// How many tasks with a concurrency key may run at once, by key; 1 for keys not named.
+    pub key_max_running: BTreeMap<String, u32>,
+    /// Finished tasks are removed after this time; `None` keeps them.
+    pub retention: Option<Duration>,
+}
+
+/// Bounds of a queue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueueSettings {
+    /// Pending tasks it accepts.
+    pub max_pending: u64,
+    /// Tasks of it that may run at once; `None` for no bound.
+    pub max_running: Option<u32>,
+    /// How much waiting one step of priority is worth.
+    pub ageing: Duration,
+}
+
+impl Default for QueueSettings {
+    fn default() -> Self {
+        Self { max_pending: 10_000, max_running: None, ageing: Duration::from_secs(86_400) }
+    }
+}
+
+/// A queue as others see it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct QueueInfo {
+    /// Its name.
+    pub name: String,
+    /// Tasks in it that wait to be run, now or later.
+    pub pending: u64,
+    /// Tasks of it that run.
+    pub running: u64,
+    /// The bound on `pending`.
+    pub max_pending: u64,
+    /// The bound on `running`.
+    pub max_running: Option<u32>,
+    /// When the ready task at the head of its line was accepted, microseconds.
+    pub oldest: Option<i64>,
+}
+
+/// Which tasks to list.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only this state.
+    pub state: Option<State>,
+    /// Only this handler.
+    pub handler: Option<String>,
+    /// Only this queue.
+    pub queue: Option<String>,
+    /// Only tasks that carry this label.
+    pub tag: Option<(String, String)>,
+    /// Oldest first instead of newest first.
+    pub oldest_first: bool,
+    /// Go on after this task.
+    pub after: Option<TaskId>,
+    /// At most so many; 0 means 100.
+    pub limit: usize,
+}
+
+impl Filter {
+    /// The number of tasks to give: 100 unless asked otherwise, at most 1,000.
+    pub(crate) fn page(&self) -> usize {
+        if self.limit == 0 { 100 } else { self.limit.min(1_000) }
+    }
+}
+
+/// A snapshot on its way into the store.
+#[derive(Clone, Debug)]
+pub struct NewCheckpoint {
+    /// The version of its form; another one is refused at resume.
+    pub version: u32,
+    /// The iteration it was made in.
+    pub iteration: u32,
+    /// The snapshot, JSON.
+    pub data: String,
+    /// How many of the task to keep; older ones go, the newest always stays.
+    pub max_count: u32,
+    /// Older ones than this go.
+    pub max_age: Duration,
+}
+
+/// A stored snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The log number up to which it speaks.
+    pub seq: u64,
+    /// The version of its form.
+    pub version: u32,
+    /// The iteration it was made in.
+    pub iteration: u32,
+    /// Checksum of `data` as it was written.
+    pub checksum: u32,
+    /// The snapshot, JSON.
+    pub data: String,
+    /// When it was made, microseconds.
+    pub created_at: i64,
+}
+
+/// What the storage itself can do, without any of the engine: the upper bound for everything.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Floor {
+    /// Rows per second by durable transactions of 1,000 rows (16-byte key, 200 bytes).
+    pub rows_per_second: f64,
+    /// Durable transactions of one row per second.
+    pub commits_per_second: f64,
+}

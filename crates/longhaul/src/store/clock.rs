@@ -1,0 +1,74 @@
+//! The store's clock, as this process knows it.
+//!
+//! Decisions about leases, timers and deadlines are made in the store, by the store's clock.
+//! Here the process keeps an estimate of it (learned from every answer that carries a time), for
+//! event times and for local timers. Tests can move the clock with [`Clock::advance`]; the
+//! offset is then part of every question put to the store.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::task::timestamp;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Clock {
+    /// Store time minus this host's wall time, microseconds.
+    skew: AtomicI64,
+    /// Moved by tests, microseconds.
+    offset: AtomicI64,
+}
+
+impl Clock {
+    /// The store's time, as far as known here.
+    pub fn now(&self) -> Timestamp {
+        timestamp(self.now_micros())
+    }
+
+    pub(crate) fn now_micros(&self) -> i64 {
+        wall_micros() + self.skew.load(Ordering::Relaxed) + self.offset()
+    }
+
+    /// Moves the clock of this handle forward; for tests.
+    pub fn advance(&self, by: Duration) {
+        self.offset.fetch_add(micros(by), Ordering::Relaxed);
+    }
+
+    /// What tests have moved the clock by, microseconds.
+    pub(crate) fn offset(&self) -> i64 {
+        self.offset.load(Ordering::Relaxed)
+    }
+
+    /// Takes over a time the store has just given (offset included).
+    pub(crate) fn learn(&self, store_now: i64) {
+        self.skew.store(store_now - self.offset() - wall_micros(), Ordering::Relaxed);
+    }
+}
+
+/// This host's wall clock, microseconds.
+pub(crate) fn wall_micros() -> i64 {
+    Timestamp::now().as_microsecond()
+}
+
+/// A duration in microseconds, bounded so that adding it to a time cannot overflow.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    const CENTURY: i64 = 100 * 366 * 86_400 * 1_000_000;
+    i64::try_from(duration.as_micros()).unwrap_or(CENTURY).min(CENTURY)
+}
+
+/// The host's boot clock and boot: leases on SQLite are measured by it, because the wall clock
+/// can be set while a worker runs and a reboot ends every worker.
+pub(crate) fn boot_clock() -> (i64, String) {
+    #[cfg(target_os = "linux")]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        (time.tv_sec * 1_000_000 + time.tv_nsec / 1_000, boot.trim().to_owned())
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        (wall_micros(), String::new())
+    }
+}

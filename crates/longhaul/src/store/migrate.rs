@@ -1,0 +1,51 @@
+//! The schema's versions. Both stores have the same numbers; each runs its own text, all missing
+//! versions in one transaction.
+
+use super::StoreError;
+
+/// One step of the schema.
+pub(crate) struct Migration {
+    pub(crate) version: i64,
+    pub(crate) name: &'static str,
+    pub(crate) sqlite: &'static str,
+    pub(crate) postgres: &'static str,
+}
+
+/// All of them, oldest first.
+pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    name: "engine",
+    sqlite: include_str!("../../migrations/sqlite/V001__engine.sql"),
+    postgres: include_str!("../../migrations/postgres/V001__engine.sql"),
+}];
+
+/// Which migrations a database at version `found` (0: empty) needs. A schema serves the binaries
+/// of its own version and of the one before; anything newer is refused.
+pub(crate) fn missing(found: i64) -> Result<impl Iterator<Item = &'static Migration>, StoreError> {
+    let newest = MIGRATIONS.last().map_or(0, |migration| migration.version);
+    if found > newest + 1 {
+        return Err(StoreError::Incompatible(format!(
+            "the database has schema version {found}, this program knows version {newest}; use a newer longhaul"
+        )));
+    }
+    Ok(MIGRATIONS.iter().filter(move |migration| migration.version > found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_serves_its_own_binaries_and_those_of_the_version_before() {
+        let newest = MIGRATIONS.len() as i64;
+        assert_eq!(missing(0).expect("empty").count(), MIGRATIONS.len());
+        assert_eq!(missing(newest).expect("current").count(), 0);
+        assert_eq!(missing(newest + 1).expect("one newer").count(), 0);
+        assert!(missing(newest + 2).is_err());
+    }
+
+    #[test]
+    fn versions_are_numbered_without_gaps() {
+        assert!(MIGRATIONS.iter().map(|migration| migration.version).eq(1..=MIGRATIONS.len() as i64));
+    }
+}

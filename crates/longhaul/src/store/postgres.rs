@@ -1,0 +1,230 @@
+//! The PostgreSQL store: for clusters, and for those who have a PostgreSQL anyway.
+//!
+//! - Every write is a few set-based statements over arrays, whatever the size of the batch, and
+//!   statements that do not wait for an answer are sent together.
+//! - Rows are locked in one order everywhere: tasks by id, then limits by name, then depths by queue.
+//!   Whoever needs further tasks after that takes only those nobody else has (`SKIP LOCKED`).
+//! - All names are unqualified, so `search_path` decides where the tables are.
+//! - Isolation is read committed: each statement sees what was committed before it began, and a
+//!   row that changed meanwhile is checked again before it is written.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use deadpool_postgres::Pool;
+use uuid::Uuid;
+
+use super::{
+    Accepted, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control, ControlRefused,
+    Controlled, Filter, Floor, Heartbeat, Hints, QueueInfo, Settings, Store, StoreError, SubmitRefused, Swept,
+    WorkerInfo,
+};
+use crate::event::LogRow;
+use crate::state::AgentState;
+use crate::task::{NewTask, State, Task, TaskId};
+
+mod claim;
+mod commit;
+mod configure;
+mod connect;
+mod control;
+mod floor;
+mod heads;
+mod limits;
+mod notify;
+mod read;
+mod rows;
+mod schema;
+mod state;
+mod submit;
+mod sweep;
+mod workers;
+
+use connect::{Address, Tx};
+use notify::Notifier;
+
+/// How many pairs of rows count the pending tasks of a queue: one of a pair for submits, the other
+/// for everyone else.
+const DEPTH_PAIRS: u32 = 16;
+
+/// See the module.
+pub(crate) struct PostgresStore {
+    pool: Pool,
+    /// Heartbeats' own connection.
+    reserved: Pool,
+    hints: Arc<Hints>,
+    notifier: Notifier,
+    /// Names this installation among those in the same database.
+    channel: String,
+    clock: Clock,
+    /// Handlers known to be registered; none is ever removed.
+    handlers: Mutex<HashSet<String>>,
+    /// The newest claim of each worker here: the same number again is a repetition.
+    claims: Mutex<HashMap<Uuid, u64>>,
+    /// Takes turns over the rows that count pending tasks, from a random start.
+    turn: AtomicU32,
+}
+
+impl PostgresStore {
+    /// Connects, checks the server and brings the schema up to date.
+    pub(crate) async fn open(url: &str, hints: Arc<Hints>) -> Result<Self, StoreError> {
+        let address = Address::parse(url)?;
+        let (pool, reserved) = (address.pool()?, address.reserved()?);
+        let channel = schema::prepare(Tx::on(&pool).await?).await?;
+        let notifier = Notifier::start(address, channel.clone(), Arc::clone(&hints));
+        Ok(Self {
+            pool,
+            reserved,
+            hints,
+            notifier,
+            channel,
+            clock: Clock::default(),
+            handlers: Mutex::default(),
+            claims: Mutex::default(),
+            turn: AtomicU32::new(rand::random_range(0..DEPTH_PAIRS)),
+        })
+    }
+
+    async fn tx(&self) -> Result<Tx, StoreError> {
+        Tx::on(&self.pool).await
+    }
+
+    /// The row of `depths` to count in. Each transaction takes the next pair, so that those under
+    /// way at the same time do not wait for each other's commit.
+    fn depth_shard(&self, submit: bool) -> i32 {
+        let pair = self.turn.fetch_add(1, Ordering::Relaxed) % DEPTH_PAIRS;
+        // At most 31.
+        i32::try_from(pair * 2 + u32::from(!submit)).unwrap_or(0)
+    }
+
+    /// Gives hints, here and elsewhere. Only after the transaction is on disk.
+    fn tell(&self, told: Told) {
+        if told.is_empty() {
+            return;
+        }
+        self.notifier.tell(&told);
+        if told.ready {
+            self.hints.tell_ready();
+        }
+        self.hints.tell_changed(told.changed);
+        self.hints.tell_finished(told.finished);
+        for task in told.controlled {
+            self.hints.tell_controlled(task);
+        }
+    }
+}
+
+/// Both maps stay usable after a panic elsewhere: every change to them is one call.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What to hint at once the transaction is on disk.
+#[derive(Default)]
+struct Told {
+    ready: bool,
+    changed: Vec<TaskId>,
+    finished: Vec<TaskId>,
+    controlled: Vec<TaskId>,
+}
+
+impl Told {
+    fn tell(&mut self, task: TaskId, state: State) {
+        if state.is_final() {
+            self.finished.push(task);
+        } else {
+            self.changed.push(task);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.ready && self.changed.is_empty() && self.finished.is_empty() && self.controlled.is_empty()
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn submit(&self, batch: &[NewTask]) -> Result<Vec<Result<Accepted, SubmitRefused>>, StoreError> {
+        submit::submit(self, batch).await
+    }
+
+    async fn claim(&self, ask: &Claim) -> Result<Claimed, StoreError> {
+        claim::claim(self, ask).await
+    }
+
+    async fn commit(&self, batch: &[Commit]) -> Result<Vec<Result<Committed, CommitRefused>>, StoreError> {
+        commit::commit(self, batch).await
+    }
+
+    async fn heartbeat(&self, beat: &Heartbeat) -> Result<Beats, StoreError> {
+        workers::heartbeat(self, beat).await
+    }
+
+    async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
+        control::control(self, batch).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<Swept, StoreError> {
+        sweep::sweep(self, limit).await
+    }
+
+    async fn register(&self, worker: &WorkerInfo) -> Result<(), StoreError> {
+        workers::register(self, worker).await
+    }
+
+    async fn retire(&self, worker: Uuid) -> Result<(), StoreError> {
+        workers::retire(self, worker).await
+    }
+
+    async fn configure(&self, settings: &Settings) -> Result<(), StoreError> {
+        configure::configure(self, settings).await
+    }
+
+    async fn task(&self, tenant: &str, id: TaskId) -> Result<Option<Task>, StoreError> {
+        read::task(self, tenant, id).await
+    }
+
+    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError> {
+        read::list(self, tenant, filter).await
+    }
+
+    async fn log(&self, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError> {
+        read::log(self, task, after).await
+    }
+
+    async fn advanced(&self, known: &[(TaskId, u64)]) -> Result<Vec<(TaskId, u64)>, StoreError> {
+        read::advanced(self, known).await
+    }
+
+    async fn state(&self, task: TaskId) -> Result<Option<(u64, AgentState)>, StoreError> {
+        read::state(self, task).await
+    }
+
+    async fn checkpoints(&self, task: TaskId) -> Result<Vec<Checkpoint>, StoreError> {
+        read::checkpoints(self, task).await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
+        read::queues(self).await
+    }
+
+    async fn workers(&self) -> Result<Vec<WorkerInfo>, StoreError> {
+        read::workers(self).await
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn parallelism(&self) -> usize {
+        // Two share each fsync (group commit) and keep the server busy while one waits for it; more
+        // only make the batches smaller.
+        2
+    }
+
+    async fn floor(&self, seconds: f64) -> Result<Floor, StoreError> {
+        floor::floor(self, seconds).await
+    }
+}

@@ -1,0 +1,133 @@
+//! What people and other programs ask of tasks.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::PostgresStore;
+use super::connect::Tx;
+use super::heads::{self, Decided};
+use super::state::{self, States};
+use crate::event::{LogEntry, NewEvent};
+use crate::record::Record;
+use crate::state::StatePatch;
+use crate::store::clock::micros;
+use crate::store::rules::{self, Change, Head};
+use crate::store::{Action, Control, ControlRefused, Controlled, QueueSettings, StoreError};
+
+type Answer = Result<Controlled, ControlRefused>;
+
+/// The requests are decided one after the other, each on what the ones before it left, and written
+/// together.
+pub(super) async fn control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Answer>, StoreError> {
+    let tasks: BTreeSet<Uuid> = batch.iter().map(|control| control.task.0).collect();
+    let tasks: Vec<Uuid> = tasks.into_iter().collect();
+    let tx = store.tx().await?;
+    tx.begin().await?;
+    let heads = heads::read(&tx, &tasks).await?;
+    let mut desk = Desk {
+        now: heads::now(store, &tx).await?,
+        ageing: ageing(&tx, batch, &heads).await?,
+        states: states(&tx, batch).await?,
+        heads: heads.into_iter().map(|head| (head.id.0, head)).collect(),
+        decided: Decided::default(),
+        patched: States::default(),
+        removed: Vec::new(),
+    };
+    let answers = batch.iter().map(|control| desk.decide(control)).collect();
+
+    desk.decided.write(store, &tx, desk.now).await?;
+    if !desk.patched.is_empty() {
+        state::save(&tx, &desk.patched).await?;
+    }
+    if !desk.removed.is_empty() {
+        state::remove(&tx, &desk.removed).await?;
+    }
+    tx.commit().await?;
+    store.tell(desk.decided.told);
+    Ok(answers)
+}
+
+/// How much waiting a step of priority is worth, by queue; read only when a priority changes.
+async fn ageing(tx: &Tx, batch: &[Control], heads: &[Head]) -> Result<HashMap<String, i64>, StoreError> {
+    if !batch.iter().any(|control| matches!(control.action, Action::Priority(_))) {
+        return Ok(HashMap::new());
+    }
+    let queues: Vec<&str> = heads.iter().map(|head| head.queue.as_str()).collect();
+    let rows = tx.rows("SELECT name, ageing FROM queues WHERE name = ANY ($1::text[])", &[&queues]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// The states of tasks that are to be patched.
+async fn states(tx: &Tx, batch: &[Control]) -> Result<States, StoreError> {
+    let patched: Vec<Uuid> = batch
+        .iter()
+        .filter(|control| matches!(control.action, Action::Patch { .. }))
+        .map(|control| control.task.0)
+        .collect();
+    if patched.is_empty() { Ok(States::default()) } else { state::read(tx, &patched).await }
+}
+
+/// Everything the decisions are made from, and what they come to.
+struct Desk {
+    now: i64,
+    ageing: HashMap<String, i64>,
+    heads: HashMap<Uuid, Head>,
+    states: States,
+    decided: Decided,
+    patched: States,
+    removed: Vec<Uuid>,
+}
+
+impl Desk {
+    fn decide(&mut self, control: &Control) -> Answer {
+        let head = self.heads.get(&control.task.0).filter(|head| head.tenant == control.tenant);
+        let Some(head) = head.cloned() else { return Err(ControlRefused::NotFound) };
+        let ageing = self.ageing.get(&head.queue).copied();
+        let ageing = ageing.unwrap_or_else(|| micros(QueueSettings::default().ageing));
+        let Some(mut change) = rules::control(&head, control, ageing, self.now)? else {
+            return Ok(Controlled { state: head.state, changed: false, version: 0 });
+        };
+        let (state, mut version) = (change.head.state, 0);
+        match &control.action {
+            Action::Delete => {
+                self.decided.forget(head.id);
+                self.decided.told.finished.push(head.id);
+                self.heads.remove(&head.id.0);
+                self.patched.remove(&head.id.0);
+                self.removed.push(head.id.0);
+            }
+            action => {
+                if let Action::Patch { patch, version: expected } = action {
+                    version = self.patch(&mut change, control, patch, *expected)?;
+                }
+                let head = self.decided.add(&head, change);
+                self.heads.insert(head.id.0, head);
+            }
+        }
+        self.decided.told.controlled.push(control.task);
+        Ok(Controlled { state, changed: true, version })
+    }
+
+    /// Changes the task's state, adds that to the change, and gives the new version.
+    fn patch(
+        &mut self,
+        change: &mut Change,
+        control: &Control,
+        patch: &StatePatch,
+        expected: Option<u64>,
+    ) -> Result<u64, ControlRefused> {
+        let (mut version, mut state) = self.states.get(&control.task.0).cloned().unwrap_or_default();
+        if expected.is_some_and(|expected| expected != version) {
+            return Err(ControlRefused::VersionConflict { current: version });
+        }
+        state.apply(patch);
+        version += 1;
+        self.states.insert(control.task.0, (version, state.clone()));
+        self.patched.insert(control.task.0, (version, state));
+        let event = NewEvent::new("state.patched", json!({"version": version, "patch": patch, "by": control.by}));
+        change.entry = LogEntry::new(&[event], &[Record::Patched { patch: patch.clone(), version }]);
+        Ok(version)
+    }
+}

@@ -1,0 +1,29 @@
+-- The rows are locked already (`claim_candidates.sql`). The log is fed from what the update
+-- returns, so nothing is joined twice.
+WITH now AS MATERIALIZED (
+    SELECT lh_now($1) AS now
+),
+taken AS (
+    UPDATE tasks t
+    SET state       = 1,
+        ready       = false,
+        parked      = NULL,
+        run_at      = NULL,
+        due_at      = t.deadline + $5,
+        holds       = d.holds,
+        fence       = t.fence + 1,
+        owner       = $2,
+        claim_no    = $3,
+        lease_until = now.now + $4,
+        commit_no   = 0,
+        last_seq    = t.last_seq + 1,
+        updated_at  = now.now
+    FROM now, unnest($6::uuid[], $7::text[]) AS d (id, holds)
+    WHERE t.id = ANY (ARRAY[d.id])
+    RETURNING t.id, t.fence, t.last_seq, now.now
+),
+told AS (
+    INSERT INTO log (task, seq, count, time, run, events)
+    SELECT taken.id, taken.last_seq, 1, taken.now, taken.fence, $8 FROM taken
+)
+SELECT id, fence, now FROM taken

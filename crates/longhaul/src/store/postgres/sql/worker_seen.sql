@@ -1,0 +1,7 @@
+WITH now AS MATERIALIZED (
+    SELECT lh_now($1) AS now
+),
+seen AS (
+    UPDATE workers w SET seen_at = now.now FROM now WHERE w.id = $2
+)
+SELECT now FROM now

@@ -1,0 +1,118 @@
+//! Doing what is due. Rows that someone else has locked are passed by: they are being looked after.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::{join, join3};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::connect::Tx;
+use super::heads::{self, Decided};
+use super::rows::to_i64;
+use super::{PostgresStore, Told, limits, state};
+use crate::store::rules::{self, Head};
+use crate::store::{StoreError, Swept};
+use crate::task::{State, TaskId};
+
+/// A worker not heard of for this long (microseconds) is no longer listed.
+const FORGET_WORKER: i64 = 600_000_000;
+/// For so long after the server started (microseconds) no lease is taken back: one lease time, in
+/// which every worker that is alive has extended its own.
+const START_GRACE: i64 = 15_000_000;
+
+pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
+    let limit = to_i64(limit);
+    let mut swept = Swept::default();
+    decide(store, limit, &mut swept).await?;
+    swept.removed = retain(store, limit).await?;
+
+    let tx = store.tx().await?;
+    let readied = limits::unpark_open(&tx, limit).await?;
+    let offset = store.clock.offset();
+    let forget = tx.prepare("DELETE FROM workers WHERE seen_at < lh_now($1) - $2").await?;
+    let next = tx.prepare(include_str!("sql/sweep_next.sql")).await?;
+    let (forgotten, next) =
+        join(tx.query(&forget, &[&offset, &FORGET_WORKER]), tx.query(&next, &[&offset, &START_GRACE])).await;
+    forgotten?;
+    let next: Option<i64> = next?.first().map_or(Ok(None), |row| row.try_get(0))?;
+    tx.end();
+    swept.next_due_in = next.map(|next| next.max(0));
+    store.tell(Told { ready: readied, ..Told::default() });
+    Ok(swept)
+}
+
+/// Expired leases, and times that have come.
+async fn decide(store: &PostgresStore, limit: i64, swept: &mut Swept) -> Result<(), StoreError> {
+    let tx = store.tx().await?;
+    let offset = store.clock.offset();
+    let expired = tx.prepare(include_str!("sql/sweep_expired.sql")).await?;
+    let due = tx.prepare(include_str!("sql/sweep_due.sql")).await?;
+    let (begun, expired, due) = join3(
+        tx.begin(),
+        tx.query(&expired, &[&offset, &limit, &START_GRACE]),
+        tx.query(&due, &[&offset, &limit]),
+    )
+    .await;
+    begun?;
+    let expired = ids(&expired?)?;
+    // A lost lease comes first; what else is due of that task is due again afterwards.
+    let due: BTreeSet<Uuid> = ids(&due?)?.difference(&expired).copied().collect();
+    if expired.is_empty() && due.is_empty() {
+        return tx.commit().await;
+    }
+    let now = heads::now(store, &tx).await?;
+    let locked: Vec<Uuid> = expired.union(&due).copied().collect();
+    let mut decided = Decided::default();
+    for head in heads::read(&tx, &locked).await? {
+        if expired.contains(&head.id.0) {
+            decided.add(&head, rules::lease_lost(&head, now));
+            swept.expired += 1;
+        } else {
+            match rules::due(&head, now) {
+                Some(change) => {
+                    decided.add(&head, change);
+                    swept.due += 1;
+                }
+                None => {
+                    let due_at = next_look(&head);
+                    decided.postpone(head, due_at);
+                }
+            }
+        }
+    }
+    decided.write(store, &tx, now).await?;
+    tx.commit().await?;
+    store.tell(decided.told);
+    Ok(())
+}
+
+/// When a task must be looked at again, of which nothing was due yet.
+fn next_look(head: &Head) -> Option<i64> {
+    match head.state {
+        State::Pending => rules::pending_due(head.run_at, head.deadline),
+        State::Running => rules::running_due(head.deadline),
+        State::Waiting => head.deadline,
+        _ => None,
+    }
+}
+
+fn ids(rows: &[Row]) -> Result<BTreeSet<Uuid>, StoreError> {
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// Removes finished tasks past their retention, whole.
+async fn retain(store: &PostgresStore, limit: i64) -> Result<usize, StoreError> {
+    let tx: Tx = store.tx().await?;
+    let old = tx.prepare(include_str!("sql/sweep_old.sql")).await?;
+    let offset = store.clock.offset();
+    let (begun, old) = join(tx.begin(), tx.query(&old, &[&offset, &limit])).await;
+    begun?;
+    let old: Vec<Uuid> = ids(&old?)?.into_iter().collect();
+    if !old.is_empty() {
+        state::remove(&tx, &old).await?;
+    }
+    tx.commit().await?;
+    let removed = old.len();
+    store.tell(Told { finished: old.into_iter().map(TaskId).collect(), ..Told::default() });
+    Ok(removed)
+}

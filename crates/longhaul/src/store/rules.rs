@@ -1,0 +1,580 @@
+//! The decisions both stores share, as pure functions over the changeable part of a task's row:
+//! which candidates a claim may take, whether a commit is acceptable, what a request, a lost
+//! lease or a passed time does to a task. They only say what should change; the stores write it.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::{Action, Cancel, CommitRefused, Control, ControlRefused};
+use crate::error::TaskError;
+use crate::event::{LogEntry, NewEvent};
+use crate::record::Record;
+use crate::task::{Invalid, Phase, Priority, State, TaskId, Waiting, timestamp};
+
+/// A task that lost this many leases since its last recorded step is given up as poison.
+pub(crate) const MAX_CRASHES: u32 = 5;
+/// A task that lost this many runs only where nothing else runs, so that it takes no neighbour
+/// down with it.
+pub(crate) const SUSPECT_CRASHES: u32 = 2;
+/// How long after its deadline a running task is left to the worker that holds it. After that
+/// the sweep ends it: the worker is alive but stuck.
+pub(crate) const DEADLINE_GRACE: i64 = 30_000_000;
+
+/// The part of a task's row that decisions are made from and that they change.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) id: TaskId,
+    pub(crate) tenant: String,
+    pub(crate) queue: String,
+    pub(crate) deadline: Option<i64>,
+    pub(crate) priority: u8,
+    pub(crate) rank: i64,
+    pub(crate) state: State,
+    pub(crate) phase: Phase,
+    pub(crate) ready: bool,
+    /// When the sweep must look at this row again.
+    pub(crate) due_at: Option<i64>,
+    /// Not to be started before.
+    pub(crate) run_at: Option<i64>,
+    /// The limit that holds it back.
+    pub(crate) parked: Option<String>,
+    /// The limits it counts in, a JSON array.
+    pub(crate) holds: Option<String>,
+    pub(crate) fence: u64,
+    pub(crate) last_seq: u64,
+    pub(crate) attempts: u32,
+    pub(crate) crashes: u32,
+    pub(crate) cancel: Option<Cancel>,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) error: Option<TaskError>,
+    pub(crate) finished_at: Option<i64>,
+}
+
+/// What a decision changes: the new head, and what is added to the log (its numbers follow
+/// `head.last_seq`, which the store advances).
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) head: Head,
+    pub(crate) entry: LogEntry,
+}
+
+impl Head {
+    fn finish(&mut self, state: State, error: TaskError, now: i64) -> NewEvent {
+        debug_assert!(self.state.may_become(state), "{} to {state}", self.state);
+        self.state = state;
+        self.ready = false;
+        self.due_at = None;
+        self.run_at = None;
+        self.parked = None;
+        self.waiting = None;
+        self.finished_at = Some(now);
+        let event = match state {
+            State::Cancelled => "task.cancelled",
+            _ => "task.failed",
+        };
+        let event = NewEvent::new(event, json!({"error": error}));
+        self.error = Some(error);
+        event
+    }
+
+    /// Back in line, with its old rank, as soon as `run_at` has come.
+    fn enqueue(&mut self, run_at: Option<i64>, now: i64) {
+        debug_assert!(self.state.may_become(State::Pending), "{} to pending", self.state);
+        self.state = State::Pending;
+        self.waiting = None;
+        self.parked = None;
+        self.run_at = run_at.filter(|&at| at > now);
+        self.ready = self.run_at.is_none();
+        self.due_at = pending_due(self.run_at, self.deadline);
+    }
+
+    fn past_deadline(&self, now: i64) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+}
+
+/// When a pending task must be looked at: when its time comes, or when its time is up.
+pub(crate) fn pending_due(run_at: Option<i64>, deadline: Option<i64>) -> Option<i64> {
+    earliest(run_at, deadline)
+}
+
+/// When a running task must be looked at, if its worker does not end it.
+pub(crate) fn running_due(deadline: Option<i64>) -> Option<i64> {
+    deadline.map(|deadline| deadline.saturating_add(DEADLINE_GRACE))
+}
+
+/// The earlier of two times, either of which may be missing.
+pub(crate) fn earliest(one: Option<i64>, other: Option<i64>) -> Option<i64> {
+    [one, other].into_iter().flatten().min()
+}
+
+pub(crate) fn deadline_error(deadline: i64, during: &str) -> TaskError {
+    TaskError::fatal("deadline_exceeded", format!("the deadline passed {during}"))
+        .detail("deadline", timestamp(deadline).to_string())
+}
+
+pub(crate) fn cancel_error(cancel: &Cancel) -> TaskError {
+    let message = match &cancel.reason {
+        Some(reason) => format!("cancelled by {}: {reason}", cancel.by),
+        None => format!("cancelled by {}", cancel.by),
+    };
+    TaskError::fatal("cancelled", message)
+}
+
+/// A row a claim may take.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) id: TaskId,
+    pub(crate) rank: i64,
+    pub(crate) tenant: String,
+    pub(crate) queue: String,
+    pub(crate) concurrency_key: Option<String>,
+    pub(crate) crashes: u32,
+}
+
+impl Candidate {
+    /// Whether it may run only where nothing else runs.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.crashes >= SUSPECT_CRASHES
+    }
+
+    /// The names of the limits it may count in, the same for every store.
+    pub(crate) fn limits(&self) -> Vec<String> {
+        let mut names = vec![queue_limit(&self.queue), tenant_limit(&self.tenant)];
+        if let Some(key) = &self.concurrency_key {
+            names.push(key_limit(&self.tenant, key));
+        }
+        names
+    }
+}
+
+pub(crate) fn queue_limit(queue: &str) -> String {
+    format!("queue/{queue}")
+}
+
+pub(crate) fn tenant_limit(tenant: &str) -> String {
+    format!("tenant/{tenant}")
+}
+
+/// A concurrency key's own counter; two tenants' keys never meet.
+pub(crate) fn key_limit(tenant: &str, key: &str) -> String {
+    format!("key/{tenant}/{key}")
+}
+
+/// A bound on running tasks and how many count in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) max: u32,
+    pub(crate) running: u32,
+}
+
+/// What a claim does with its candidates, by their index.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Admission {
+    /// Lease these; each with the limits it counts in from now on.
+    pub(crate) take: Vec<(usize, Vec<String>)>,
+    /// Not ready any more until this limit has room again.
+    pub(crate) park: Vec<(usize, String)>,
+    pub(crate) suspect_waits: bool,
+}
+
+/// Decides which candidates (lowest rank first) a claim takes. `limits` has every limit that is
+/// set or counted, and is kept up to date with what is taken.
+pub(crate) fn admit(
+    candidates: &[Candidate],
+    limits: &mut BTreeMap<String, Limit>,
+    max: usize,
+    idle: bool,
+) -> Admission {
+    let mut admission = Admission::default();
+    let alone = idle && candidates.iter().any(Candidate::is_suspect);
+    for (index, candidate) in candidates.iter().enumerate() {
+        if admission.take.len() == max || (alone && !admission.take.is_empty()) {
+            break;
+        }
+        if candidate.is_suspect() != alone {
+            admission.suspect_waits |= candidate.is_suspect();
+            continue;
+        }
+        let names: Vec<String> = candidate.limits().into_iter().filter(|name| limits.contains_key(name)).collect();
+        let full = names.iter().find(|&name| limits.get(name).is_some_and(|limit| limit.running >= limit.max));
+        if let Some(full) = full {
+            admission.park.push((index, full.clone()));
+            continue;
+        }
+        for name in &names {
+            if let Some(limit) = limits.get_mut(name) {
+                limit.running += 1;
+            }
+        }
+        admission.take.push((index, names));
+    }
+    admission
+}
+
+/// Whether a commit may be written, given what the task's row says now.
+pub(crate) struct CommitCheck {
+    pub(crate) state: State,
+    pub(crate) fence: u64,
+    pub(crate) commit_no: u32,
+    pub(crate) last_seq: u64,
+    pub(crate) cancelled: bool,
+    pub(crate) deadline: Option<i64>,
+}
+
+/// The verdict on a commit.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Write,
+    /// It was written before; its answer was lost.
+    Known,
+    Refuse(CommitRefused),
+}
+
+pub(crate) fn check_commit(row: Option<&CommitCheck>, commit: &super::Commit, now: i64) -> Verdict {
+    let fenced = Verdict::Refuse(CommitRefused::Fenced { held: commit.fence });
+    let Some(row) = row else { return fenced };
+    if row.fence != commit.fence {
+        return fenced;
+    }
+    if commit.number <= row.commit_no {
+        return Verdict::Known;
+    }
+    if row.state != State::Running {
+        return fenced;
+    }
+    if commit.forward && row.cancelled {
+        return Verdict::Refuse(CommitRefused::Cancelled);
+    }
+    if commit.forward && row.deadline.is_some_and(|deadline| deadline <= now) {
+        return Verdict::Refuse(CommitRefused::DeadlineExceeded);
+    }
+    if commit.known_seq.is_some_and(|known| known < row.last_seq) {
+        return Verdict::Refuse(CommitRefused::Stale { last_seq: row.last_seq });
+    }
+    Verdict::Write
+}
+
+/// What taking back an expired lease does. The fence is raised, so that nothing the old holder
+/// still sends is accepted.
+pub(crate) fn lease_lost(head: &Head, now: i64) -> Change {
+    let mut head = head.clone();
+    head.crashes += 1;
+    head.fence += 1;
+    let mut events = Vec::new();
+    if let Some(cancel) = head.cancel.clone() {
+        events.push(head.finish(State::Cancelled, cancel_error(&cancel), now));
+    } else if head.past_deadline(now) {
+        let error = deadline_error(head.deadline.unwrap_or(now), "while its worker was lost");
+        events.push(head.finish(State::Failed, error, now));
+    } else if head.crashes >= MAX_CRASHES {
+        let error = TaskError::fatal(
+            "poison",
+            format!("{} workers in a row died or stopped answering while running it", head.crashes),
+        )
+        .detail("crashes", head.crashes);
+        events.push(head.finish(State::Failed, error, now));
+    } else {
+        head.enqueue(None, now);
+        events.push(progress(
+            &head,
+            "retrying",
+            "The worker was lost; the task goes on from its last recorded step.",
+            now,
+        ));
+    }
+    Change { entry: LogEntry::new(&events, &[] as &[Record]), head }
+}
+
+/// What a time that has come does; `None` when there is nothing to do yet (the row's `due_at` is
+/// then only moved).
+pub(crate) fn due(head: &Head, now: i64) -> Option<Change> {
+    let mut head = head.clone();
+    let mut events = Vec::new();
+    match head.state {
+        State::Pending if head.past_deadline(now) => {
+            let error = deadline_error(head.deadline.unwrap_or(now), "in the queue");
+            events.push(head.finish(State::Failed, error, now));
+        }
+        State::Pending if head.run_at.is_some_and(|at| at <= now) => {
+            head.run_at = None;
+            head.ready = true;
+            head.due_at = pending_due(None, head.deadline);
+        }
+        State::Waiting if head.past_deadline(now) => {
+            let error = deadline_error(head.deadline.unwrap_or(now), "while the task was waiting");
+            events.push(head.finish(State::Failed, error, now));
+        }
+        State::Waiting
+            if head
+                .waiting
+                .as_ref()
+                .and_then(|waiting| waiting.until)
+                .is_some_and(|until| until.as_microsecond() <= now) =>
+        {
+            head.enqueue(None, now);
+            events.push(NewEvent::new("task.resumed", json!({"by": "time"})));
+        }
+        State::Running if head.deadline.is_some_and(|deadline| deadline + DEADLINE_GRACE <= now) => {
+            // The worker's lease is alive but it did not end the task: raise the fence so that
+            // nothing of it is accepted any more.
+            head.fence += 1;
+            let error = deadline_error(head.deadline.unwrap_or(now), "and its worker did not stop it");
+            events.push(head.finish(State::Failed, error, now));
+        }
+        _ => return None,
+    }
+    Some(Change { entry: LogEntry::new(&events, &[] as &[Record]), head })
+}
+
+/// What a request does. `Ok(None)`: nothing to do. `Patch` and `Delete` touch other tables and
+/// are finished by the stores; here they are only allowed or refused.
+pub(crate) fn control(
+    head: &Head,
+    control: &Control,
+    ageing_micros: i64,
+    now: i64,
+) -> Result<Option<Change>, ControlRefused> {
+    let mut head = head.clone();
+    let (mut events, mut records) = (Vec::new(), Vec::new());
+    match &control.action {
+        Action::Cancel { undo, reason } => {
+            let cancel = Cancel { undo: *undo, by: control.by.clone(), reason: reason.clone() };
+            match head.state {
+                State::Cancelled => return Ok(None),
+                State::Completed | State::Failed => {
+                    return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
+                }
+                State::Running if head.cancel.is_some() => return Ok(None),
+                State::Running => {
+                    events.push(NewEvent::new(
+                        "task.cancel_requested",
+                        json!({"by": cancel.by, "reason": cancel.reason}),
+                    ));
+                    head.cancel = Some(cancel);
+                }
+                State::Pending | State::Waiting => {
+                    events.push(head.finish(State::Cancelled, cancel_error(&cancel), now));
+                }
+            }
+        }
+        Action::Resume => match head.state {
+            State::Failed | State::Cancelled => {
+                if head.past_deadline(now) {
+                    return Err(ControlRefused::WrongState(
+                        "the task's deadline has passed; submit it again with a new one".to_owned(),
+                    ));
+                }
+                head.enqueue(None, now);
+                head.cancel = None;
+                head.error = None;
+                head.finished_at = None;
+                head.attempts = 0;
+                head.crashes = 0;
+                records.push(Record::Reopened);
+                events.push(NewEvent::new("task.resumed", json!({"by": control.by})));
+            }
+            _ => return Ok(None),
+        },
+        Action::Priority(value) => {
+            let priority = Priority::new(*value)
+                .ok_or_else(|| Invalid::new("priority", format!("is {value}; it must be 0 to 9")))?;
+            if head.state.is_final() {
+                return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
+            }
+            if head.priority == priority.get() {
+                return Ok(None);
+            }
+            let steps = i64::from(head.priority) - i64::from(priority.get());
+            head.rank = head.rank.saturating_add(ageing_micros.saturating_mul(steps));
+            events.push(NewEvent::new(
+                "task.priority_changed",
+                json!({"from": head.priority, "to": priority.get(), "by": control.by}),
+            ));
+            head.priority = priority.get();
+        }
+        Action::Decide { step, decision, reason } => {
+            let waits = head.state == State::Waiting
+                && head.waiting.as_ref().is_some_and(|waiting| waiting.kind == "in_doubt" && waiting.id == *step);
+            if !waits {
+                return Err(ControlRefused::WrongState(format!("step '{step}' is not waiting for a decision")));
+            }
+            head.enqueue(None, now);
+            events.push(NewEvent::of_step(
+                "step.decided",
+                step,
+                json!({"decision": decision.name(), "by": control.by, "reason": reason}),
+            ));
+            records.push(Record::Decided {
+                step: step.clone(),
+                decision: decision.clone(),
+                by: control.by.clone(),
+                reason: reason.clone(),
+            });
+        }
+        Action::Patch { .. } => {}
+        Action::Delete => {
+            if !head.state.is_final() {
+                return Err(ControlRefused::WrongState(format!(
+                    "the task is {}; cancel it first, then delete it",
+                    head.state
+                )));
+            }
+        }
+    }
+    Ok(Some(Change { entry: LogEntry::new(&events, &records), head }))
+}
+
+fn progress(head: &Head, status: &str, message: &str, now: i64) -> NewEvent {
+    NewEvent::new(
+        "progress",
+        json!({
+            "task_id": head.id, "step": 0, "total_step": 0, "status": status, "message": message,
+            "time": timestamp(now),
+        }),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn head(state: State) -> Head {
+        Head {
+            id: TaskId::new(),
+            tenant: "default".into(),
+            queue: "default".into(),
+            deadline: None,
+            priority: 5,
+            rank: 0,
+            state,
+            phase: Phase::Forward,
+            ready: state == State::Pending,
+            due_at: None,
+            run_at: None,
+            parked: None,
+            holds: None,
+            fence: 1,
+            last_seq: 2,
+            attempts: 0,
+            crashes: 0,
+            cancel: None,
+            waiting: None,
+            error: None,
+            finished_at: None,
+        }
+    }
+
+    fn ask(action: Action) -> Control {
+        Control { tenant: "default".into(), task: TaskId::new(), by: "ann".into(), action }
+    }
+
+    #[test]
+    fn the_fifth_lost_lease_without_a_recorded_step_is_poison() {
+        let mut task = head(State::Running);
+        for crash in 1..MAX_CRASHES {
+            task = lease_lost(&task, 0).head;
+            assert_eq!((task.state, task.crashes), (State::Pending, crash));
+            task.state = State::Running;
+        }
+        let task = lease_lost(&task, 0).head;
+        assert_eq!(task.state, State::Failed);
+        assert_eq!(task.error.expect("says why").code, "poison");
+    }
+
+    #[test]
+    fn a_cancelled_task_whose_worker_died_is_cancelled_not_run_again() {
+        let mut task = head(State::Running);
+        task.cancel = Some(Cancel { undo: false, by: "ann".into(), reason: None });
+        assert_eq!(lease_lost(&task, 0).head.state, State::Cancelled);
+    }
+
+    #[test]
+    fn a_deadline_ends_a_task_in_the_queue_and_while_waiting_but_leaves_a_running_one_its_grace() {
+        for state in [State::Pending, State::Waiting] {
+            let mut task = head(state);
+            task.deadline = Some(10);
+            assert!(due(&task, 9).is_none());
+            let ended = due(&task, 10).expect("due").head;
+            assert_eq!(
+                (ended.state, ended.error.expect("says why").code.as_str()),
+                (State::Failed, "deadline_exceeded")
+            );
+        }
+        let mut task = head(State::Running);
+        task.deadline = Some(10);
+        assert!(due(&task, 11).is_none());
+        let ended = due(&task, 10 + DEADLINE_GRACE).expect("due").head;
+        assert_eq!((ended.state, ended.fence), (State::Failed, 2));
+    }
+
+    #[test]
+    fn resume_opens_failed_and_cancelled_tasks_and_leaves_all_others_alone() {
+        for state in State::ALL {
+            let change = control(&head(state), &ask(Action::Resume), 0, 0).expect("never an error");
+            let opens = matches!(state, State::Failed | State::Cancelled);
+            assert_eq!(change.map(|change| change.head.state), opens.then_some(State::Pending));
+        }
+    }
+
+    #[test]
+    fn a_decision_is_taken_only_for_the_step_in_doubt() {
+        let mut task = head(State::Waiting);
+        task.waiting = Some(Waiting { kind: "in_doubt".into(), id: "pay".into(), since: None, until: None });
+        let decide = |step: &str| {
+            ask(Action::Decide { step: step.into(), decision: crate::record::Decision::Retry, reason: None })
+        };
+        assert!(control(&task, &decide("other"), 0, 0).is_err());
+        let change = control(&task, &decide("pay"), 0, 0).expect("allowed").expect("changes");
+        assert_eq!(change.head.state, State::Pending);
+    }
+
+    #[test]
+    fn a_suspect_runs_only_where_nothing_else_runs() {
+        let candidate = |rank, crashes| Candidate {
+            id: TaskId::new(),
+            rank,
+            tenant: "t".into(),
+            queue: "q".into(),
+            concurrency_key: None,
+            crashes,
+        };
+        let candidates = [candidate(1, 0), candidate(2, SUSPECT_CRASHES), candidate(3, 0)];
+        let busy = admit(&candidates, &mut BTreeMap::new(), 10, false);
+        assert_eq!(busy.take.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 2]);
+        assert!(busy.suspect_waits);
+        let idle = admit(&candidates, &mut BTreeMap::new(), 10, true);
+        assert_eq!(idle.take.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1]);
+    }
+
+    proptest! {
+        #[test]
+        fn admission_never_exceeds_a_limit_and_takes_all_it_may(
+            keys in proptest::collection::vec(proptest::option::of(0u8..3), 0..40),
+            max_queue in 0u32..20, max_key in 0u32..5, max in 0usize..40,
+        ) {
+            let candidates: Vec<Candidate> = keys.iter().enumerate().map(|(index, key)| Candidate {
+                id: TaskId::new(), rank: index as i64, tenant: "t".into(), queue: "q".into(),
+                concurrency_key: key.map(|key| key.to_string()), crashes: 0,
+            }).collect();
+            let mut limits: BTreeMap<String, Limit> =
+                (0..3).map(|key| (key_limit("t", &key.to_string()), Limit { max: max_key, running: 0 })).collect();
+            limits.insert(queue_limit("q"), Limit { max: max_queue, running: 0 });
+            let admission = admit(&candidates, &mut limits, max, false);
+            for limit in limits.values() {
+                prop_assert!(limit.running <= limit.max);
+            }
+            let taken = admission.take.len();
+            prop_assert!(taken <= max);
+            if taken < max {
+                prop_assert_eq!(taken + admission.park.len(), candidates.len(), "nothing is left undecided");
+            }
+            for (index, name) in &admission.park {
+                prop_assert!(candidates[*index].limits().contains(name));
+                prop_assert_eq!(limits[name].running, limits[name].max, "parked only on a full limit");
+            }
+        }
+    }
+}

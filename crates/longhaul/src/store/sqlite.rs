@@ -1,0 +1,405 @@
+//! The SQLite store: WAL, `synchronous=FULL`, one writer thread, a few readers. Several
+//! processes on one host may share the file.
+//!
+//! [`writer`] owns the writing connection; the other modules hold one method of the trait each,
+//! as functions over an open transaction ([`Tx`]), so that they read top to bottom.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction};
+use uuid::Uuid;
+
+use super::clock::{Clock, boot_clock, wall_micros};
+use super::*;
+
+mod claim;
+mod commit;
+mod control;
+mod floor;
+mod limits;
+mod read;
+mod rows;
+mod submit;
+mod sweep;
+mod writer;
+
+use writer::Writer;
+
+/// How many reading connections are kept.
+const READERS: usize = 4;
+
+/// See the module.
+pub(crate) struct SqliteStore {
+    /// Dropped before the writer, so that the writer is the last to close the file.
+    readers: Option<Arc<Readers>>,
+    writer: Writer,
+    hints: Arc<Hints>,
+    clock: Arc<Clock>,
+    boot: Arc<str>,
+}
+
+impl SqliteStore {
+    /// Opens or creates the database file at `path`.
+    pub(crate) async fn open(path: &str, hints: Arc<Hints>) -> Result<Self, StoreError> {
+        let path = path.strip_prefix("//").unwrap_or(path).to_owned();
+        if path.is_empty() {
+            return Err(StoreError::Url("sqlite: needs a path, as in sqlite:longhaul.db".to_owned()));
+        }
+        let opened = tokio::task::spawn_blocking(move || {
+            let parent = Path::new(&path).parent().filter(|parent| !parent.as_os_str().is_empty());
+            if let Some(parent) = parent {
+                std::fs::create_dir_all(parent)
+                    .map_err(|error| StoreError::Url(format!("cannot create '{}': {error}", parent.display())))?;
+            }
+            let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+                | OpenFlags::SQLITE_OPEN_CREATE
+                | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+            let mut connection = Connection::open_with_flags(&path, flags)
+                .map_err(|error| StoreError::Url(format!("cannot open '{path}': {error}")))?;
+            prepare(&mut connection, 16 * 1024)?;
+            Ok::<_, StoreError>((connection, path))
+        });
+        let (connection, path) = opened.await.map_err(|error| StoreError::Failed(error.to_string()))??;
+        Self::with(connection, Some(Readers::new(path)), hints)
+    }
+
+    /// A store that lives in memory and ends with this value.
+    pub(crate) fn in_memory(hints: Arc<Hints>) -> Result<Self, StoreError> {
+        let mut connection = Connection::open_in_memory().map_err(store_error)?;
+        prepare(&mut connection, 16 * 1024)?;
+        Self::with(connection, None, hints)
+    }
+
+    fn with(connection: Connection, readers: Option<Readers>, hints: Arc<Hints>) -> Result<Self, StoreError> {
+        let shared_file = readers.is_some();
+        let writer = Writer::start(connection, shared_file.then(|| Arc::clone(&hints)))
+            .map_err(|error| StoreError::Failed(format!("cannot start the writer thread: {error}")))?;
+        let (_, boot) = boot_clock();
+        Ok(Self { readers: readers.map(Arc::new), writer, hints, clock: Arc::default(), boot: boot.into() })
+    }
+
+    /// Runs `job` in a writing transaction; gives hints when it is on disk.
+    async fn write<T: Send + 'static>(
+        &self,
+        urgent: bool,
+        job: impl FnOnce(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (clock, boot) = (Arc::clone(&self.clock), Arc::clone(&self.boot));
+        let (result, told) = self
+            .writer
+            .transact(urgent, move |transaction| {
+                let offset = clock.offset();
+                let mut tx = Tx {
+                    sql: transaction,
+                    now: wall_micros() + offset,
+                    lease_now: boot_clock().0 + offset,
+                    boot: &boot,
+                    depths: BTreeMap::new(),
+                    told: Told::default(),
+                };
+                let result = job(&mut tx)?;
+                let told = tx.finish()?;
+                Ok((result, told))
+            })
+            .await?;
+        if told.ready {
+            self.hints.tell_ready();
+        }
+        self.hints.tell_changed(told.changed);
+        self.hints.tell_finished(told.finished);
+        for task in told.controlled {
+            self.hints.tell_controlled(task);
+        }
+        Ok(result)
+    }
+
+    /// Runs `job` on a reading connection.
+    async fn read<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        match &self.readers {
+            Some(readers) => {
+                let readers = Arc::clone(readers);
+                tokio::task::spawn_blocking(move || readers.with(job))
+                    .await
+                    .map_err(|error| StoreError::Failed(error.to_string()))?
+            }
+            None => self.writer.call(false, move |connection| job(connection).map_err(store_error)).await,
+        }
+    }
+}
+
+/// An open writing transaction and what it has gathered so far.
+struct Tx<'a> {
+    sql: &'a Transaction<'a>,
+    /// The store's clock for timers and deadlines.
+    now: i64,
+    /// The host's boot clock, for leases.
+    lease_now: i64,
+    boot: &'a str,
+    /// Changes of the number of pending tasks per queue.
+    depths: BTreeMap<String, i64>,
+    told: Told,
+}
+
+/// What to hint at once the transaction is on disk.
+#[derive(Default)]
+struct Told {
+    ready: bool,
+    changed: Vec<TaskId>,
+    finished: Vec<TaskId>,
+    controlled: Vec<TaskId>,
+}
+
+impl Told {
+    fn tell(&mut self, task: TaskId, state: State) {
+        if state.is_final() {
+            self.finished.push(task);
+        } else {
+            self.changed.push(task);
+        }
+    }
+}
+
+impl Tx<'_> {
+    fn count_pending(&mut self, queue: &str, by: i64) {
+        match self.depths.get_mut(queue) {
+            Some(count) => *count += by,
+            None => {
+                self.depths.insert(queue.to_owned(), by);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<Told, StoreError> {
+        let mut add = self.sql.prepare_cached(include_str!("sqlite/sql/depth_add.sql")).map_err(store_error)?;
+        for (queue, by) in std::mem::take(&mut self.depths) {
+            if by != 0 {
+                add.execute((queue, by)).map_err(store_error)?;
+            }
+        }
+        Ok(self.told)
+    }
+}
+
+/// Reading connections, opened as needed and kept for the next reader.
+struct Readers {
+    path: String,
+    idle: Mutex<Vec<Connection>>,
+}
+
+impl Readers {
+    fn new(path: String) -> Self {
+        Self { path, idle: Mutex::default() }
+    }
+
+    fn with<T>(&self, job: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let pooled = idle().pop();
+        let connection = match pooled {
+            Some(connection) => connection,
+            None => {
+                let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+                let connection = Connection::open_with_flags(&self.path, flags).map_err(store_error)?;
+                connection.busy_timeout(Duration::from_secs(5)).map_err(store_error)?;
+                connection.pragma_update(None, "query_only", true).map_err(store_error)?;
+                connection.pragma_update(None, "cache_size", -1_024).map_err(store_error)?;
+                connection
+            }
+        };
+        let result = job(&connection).map_err(store_error);
+        let mut idle = idle();
+        if idle.len() < READERS {
+            idle.push(connection);
+        }
+        result
+    }
+}
+
+/// Checks the library, sets the pragmas and brings the schema up to date.
+fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError> {
+    trust_library(rusqlite::version_number())?;
+    connection.busy_timeout(Duration::from_secs(10)).map_err(store_error)?;
+    connection.set_prepared_statement_cache_capacity(96);
+    connection
+        .execute_batch(&format!(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -{cache_kib};
+             PRAGMA wal_autocheckpoint = 4000; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;"
+        ))
+        .map_err(store_error)?;
+    let transaction =
+        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(store_error)?;
+    transaction
+        .execute_batch(
+            "CREATE TABLE IF NOT EXISTS longhaul_migrations (
+                 version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)",
+        )
+        .map_err(store_error)?;
+    let found = transaction
+        .query_row("SELECT coalesce(max(version), 0) FROM longhaul_migrations", (), |row| row.get(0))
+        .map_err(store_error)?;
+    for migration in migrate::missing(found)? {
+        transaction.execute_batch(migration.sqlite).map_err(store_error)?;
+        transaction
+            .execute(
+                "INSERT INTO longhaul_migrations (version, name, applied_at) VALUES (?, ?, ?)",
+                (migration.version, migration.name, wall_micros()),
+            )
+            .map_err(store_error)?;
+    }
+    transaction.commit().map_err(store_error)
+}
+
+/// Refuses libraries that can corrupt a WAL database (the WAL-reset bug of 3.7.0 to 3.51.2).
+fn trust_library(version: i32) -> Result<(), StoreError> {
+    const FIRST_SAFE: i32 = 3_051_003;
+    if version < FIRST_SAFE {
+        return Err(StoreError::Incompatible(format!(
+            "SQLite {}.{}.{} can corrupt WAL databases; link 3.51.3 or newer (the bundled one is)",
+            version / 1_000_000,
+            version / 1_000 % 1_000,
+            version % 1_000
+        )));
+    }
+    Ok(())
+}
+
+/// What an error of SQLite means for the caller.
+fn store_error(error: rusqlite::Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            StoreError::Unavailable("another process holds the database file".to_owned())
+        }
+        Some(ErrorCode::DiskFull) => StoreError::Unavailable("the disk is full".to_owned()),
+        Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => StoreError::Unavailable(error.to_string()),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            StoreError::Incompatible(format!("the database file is damaged ({error}); restore a backup"))
+        }
+        _ => StoreError::Failed(error.to_string()),
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn submit(&self, batch: &[NewTask]) -> Result<Vec<Result<Accepted, SubmitRefused>>, StoreError> {
+        let batch = batch.to_vec();
+        self.write(false, move |tx| submit::submit(tx, &batch)).await
+    }
+
+    async fn claim(&self, ask: &Claim) -> Result<Claimed, StoreError> {
+        let ask = ask.clone();
+        self.write(false, move |tx| claim::claim(tx, &ask)).await
+    }
+
+    async fn commit(&self, batch: &[Commit]) -> Result<Vec<Result<Committed, CommitRefused>>, StoreError> {
+        let batch = batch.to_vec();
+        self.write(false, move |tx| commit::commit(tx, &batch)).await
+    }
+
+    async fn heartbeat(&self, beat: &Heartbeat) -> Result<Beats, StoreError> {
+        let beat = beat.clone();
+        self.write(true, move |tx| claim::heartbeat(tx, &beat)).await
+    }
+
+    async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
+        let batch = batch.to_vec();
+        self.write(false, move |tx| batch.iter().map(|control| control::control(tx, control)).collect()).await
+    }
+
+    async fn sweep(&self, limit: usize) -> Result<Swept, StoreError> {
+        self.write(false, move |tx| sweep::sweep(tx, limit)).await
+    }
+
+    async fn register(&self, worker: &WorkerInfo) -> Result<(), StoreError> {
+        let worker = worker.clone();
+        self.write(false, move |tx| control::register(tx, &worker)).await
+    }
+
+    async fn retire(&self, worker: Uuid) -> Result<(), StoreError> {
+        self.write(false, move |tx| {
+            tx.sql.execute("DELETE FROM workers WHERE id = ?", [rows::Id(worker)]).map_err(store_error)?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn configure(&self, settings: &Settings) -> Result<(), StoreError> {
+        let settings = settings.clone();
+        self.write(false, move |tx| limits::configure(tx, &settings)).await
+    }
+
+    async fn task(&self, tenant: &str, id: TaskId) -> Result<Option<Task>, StoreError> {
+        let tenant = tenant.to_owned();
+        self.read(move |sql| read::task(sql, &tenant, id)).await
+    }
+
+    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError> {
+        let (tenant, filter) = (tenant.to_owned(), filter.clone());
+        self.read(move |sql| read::list(sql, &tenant, &filter)).await
+    }
+
+    async fn log(&self, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError> {
+        self.read(move |sql| read::log(sql, task, after)).await
+    }
+
+    async fn advanced(&self, known: &[(TaskId, u64)]) -> Result<Vec<(TaskId, u64)>, StoreError> {
+        let known = known.to_vec();
+        self.read(move |sql| read::advanced(sql, &known)).await
+    }
+
+    async fn state(&self, task: TaskId) -> Result<Option<(u64, AgentState)>, StoreError> {
+        self.read(move |sql| read::state(sql, task)).await
+    }
+
+    async fn checkpoints(&self, task: TaskId) -> Result<Vec<Checkpoint>, StoreError> {
+        self.read(move |sql| read::checkpoints(sql, task)).await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
+        self.read(read::queues).await
+    }
+
+    async fn workers(&self) -> Result<Vec<WorkerInfo>, StoreError> {
+        self.read(read::workers).await
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn parallelism(&self) -> usize {
+        1
+    }
+
+    async fn floor(&self, seconds: f64) -> Result<Floor, StoreError> {
+        self.writer.call(false, move |connection| floor::floor(connection, seconds).map_err(store_error)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_with_the_wal_reset_bug_are_refused() {
+        assert!(trust_library(3_051_002).is_err());
+        assert!(trust_library(3_051_003).is_ok());
+        assert!(trust_library(rusqlite::version_number()).is_ok());
+    }
+
+    #[test]
+    fn commits_are_synced_to_disk() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut connection = Connection::open(folder.path().join("t.db")).expect("opens");
+        prepare(&mut connection, 1_024).expect("prepares");
+        let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).expect("reads");
+        assert_eq!(pragma("synchronous"), 2, "FULL");
+        let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0)).expect("reads");
+        assert_eq!(mode, "wal");
+    }
+}

@@ -1,0 +1,91 @@
+//! What people and other programs ask of tasks, and what workers say of themselves.
+
+use rusqlite::OptionalExtension;
+use serde_json::json;
+
+use super::rows::Id;
+use super::{Tx, store_error};
+use crate::event::{LogEntry, NewEvent};
+use crate::record::Record;
+use crate::state::StatePatch;
+use crate::store::clock::micros;
+use crate::store::rules::{self, Change, Head};
+use crate::store::{Action, Control, ControlRefused, Controlled, QueueSettings, StoreError, WorkerInfo};
+
+type Answer = Result<Controlled, ControlRefused>;
+
+pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, StoreError> {
+    let head = tx.head(control.task)?.filter(|head| head.tenant == control.tenant);
+    let Some(head) = head else { return Ok(Err(ControlRefused::NotFound)) };
+    let ageing = ageing(tx, &head.queue)?;
+    let change = match rules::control(&head, control, ageing, tx.now) {
+        Ok(change) => change,
+        Err(refused) => return Ok(Err(refused)),
+    };
+    let Some(change) = change else {
+        return Ok(Ok(Controlled { state: head.state, changed: false, version: 0 }));
+    };
+    tx.told.controlled.push(head.id);
+    let (state, mut version) = (change.head.state, 0);
+    match &control.action {
+        Action::Patch { patch, version: expected } => match patch_state(tx, &head, control, patch, *expected)? {
+            Ok(now_at) => version = now_at,
+            Err(refused) => return Ok(Err(refused)),
+        },
+        Action::Delete => super::sweep::remove(tx, head.id)?,
+        _ => tx.apply(&head, change)?,
+    }
+    Ok(Ok(Controlled { state, changed: true, version }))
+}
+
+fn patch_state(
+    tx: &mut Tx<'_>,
+    head: &Head,
+    control: &Control,
+    patch: &StatePatch,
+    expected: Option<u64>,
+) -> Result<Result<u64, ControlRefused>, StoreError> {
+    let current = tx.agent_state(head.id)?.map_or(0, |(version, _)| version);
+    if expected.is_some_and(|expected| expected != current) {
+        return Ok(Err(ControlRefused::VersionConflict { current }));
+    }
+    let version = tx.patch(head.id, patch)?;
+    let event = NewEvent::new("state.patched", json!({"version": version, "patch": patch, "by": control.by}));
+    let entry = LogEntry::new(&[event], &[Record::Patched { patch: patch.clone(), version }]);
+    tx.apply(head, Change { head: head.clone(), entry })?;
+    Ok(Ok(version))
+}
+
+fn ageing(tx: &Tx<'_>, queue: &str) -> Result<i64, StoreError> {
+    let set = tx
+        .sql
+        .prepare_cached("SELECT ageing FROM queues WHERE name = ?")
+        .and_then(|mut select| select.query_row([queue], |row| row.get(0)).optional())
+        .map_err(store_error)?;
+    Ok(set.unwrap_or_else(|| micros(QueueSettings::default().ageing)))
+}
+
+pub(super) fn register(tx: &mut Tx<'_>, worker: &WorkerInfo) -> Result<(), StoreError> {
+    tx.sql
+        .execute(
+            include_str!("sql/worker_save.sql"),
+            (
+                Id(worker.id),
+                &worker.name,
+                json!(worker.handlers).to_string(),
+                json!(worker.queues).to_string(),
+                worker.slots,
+                tx.now,
+            ),
+        )
+        .map_err(store_error)?;
+    for handler in &worker.handlers {
+        tx.sql
+            .execute(
+                "INSERT INTO handlers (name, first_seen) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING",
+                (handler, tx.now),
+            )
+            .map_err(store_error)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,21 @@
+UPDATE tasks
+SET commit_no   = ?2,
+    last_seq    = ?3,
+    crashes     = CASE WHEN ?4 THEN 0 ELSE crashes END,
+    progress    = coalesce(?5, progress),
+    updated_at  = ?6,
+    state       = ?7,
+    ready       = ?8,
+    due_at      = ?9,
+    run_at      = ?10,
+    waiting     = ?11,
+    result      = ?12,
+    error       = ?13,
+    attempts    = attempts + ?14,
+    finished_at = ?15,
+    holds       = NULL,
+    owner       = NULL,
+    claim_no    = NULL,
+    lease_until = NULL,
+    lease_boot  = NULL
+WHERE id = ?1

@@ -1,0 +1,8 @@
+-- No indexed column is set here, so that recording a step rewrites one row and no index.
+UPDATE tasks
+SET commit_no  = ?2,
+    last_seq   = ?3,
+    crashes    = CASE WHEN ?4 THEN 0 ELSE crashes END,
+    progress   = coalesce(?5, progress),
+    updated_at = ?6
+WHERE id = ?1

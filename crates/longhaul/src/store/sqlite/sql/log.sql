@@ -1,0 +1,4 @@
+SELECT seq, count, time, run, events, records
+FROM log
+WHERE task = ?1 AND seq + count > ?2 + 1
+ORDER BY seq

@@ -1,0 +1,178 @@
+//! Accepting tasks.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rusqlite::OptionalExtension;
+use serde_json::json;
+
+use super::rows::Id;
+use super::{Tx, rows, store_error};
+use crate::event::{LogEntry, NewEvent};
+use crate::record::Record;
+use crate::store::clock::micros;
+use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, rules};
+use crate::task::{Deadline, NewTask, Priority, State, TaskId};
+
+type Answer = Result<Accepted, SubmitRefused>;
+
+/// What a queue allows, and how many more tasks it takes in this transaction.
+struct Room {
+    max_pending: u64,
+    free: i64,
+    ageing: Duration,
+}
+
+pub(super) fn submit(tx: &mut Tx<'_>, batch: &[NewTask]) -> Result<Vec<Answer>, StoreError> {
+    let mut rooms = HashMap::new();
+    batch.iter().map(|task| accept(tx, task, &mut rooms)).collect()
+}
+
+fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) -> Result<Answer, StoreError> {
+    if let Err(invalid) = task.validate() {
+        return Ok(Err(invalid.into()));
+    }
+    let digest = (task.key.is_some() || task.dedupe_window.is_some()).then(|| task.digest());
+    if let Some(known) = known(tx, task, digest.as_ref())? {
+        return Ok(known);
+    }
+    let registered = tx
+        .sql
+        .prepare_cached("SELECT 1 FROM handlers WHERE name = ?")
+        .and_then(|mut select| select.exists([&task.handler]))
+        .map_err(store_error)?;
+    if !registered {
+        return Ok(Err(SubmitRefused::UnknownHandler { handler: task.handler.clone() }));
+    }
+    if !rooms.contains_key(&task.queue) {
+        rooms.insert(task.queue.clone(), room(tx, &task.queue)?);
+    }
+    let room = rooms.get_mut(&task.queue);
+    let Some(room) = room.filter(|room| room.free > 0) else {
+        if let Some(accepted) = accepted_before(tx, task.id)? {
+            return Ok(Ok(accepted));
+        }
+        let max = rooms.get(&task.queue).map_or(0, |room| room.max_pending);
+        let retry_after = Duration::from_secs(1);
+        return Ok(Err(SubmitRefused::QueueFull { queue: task.queue.clone(), max, retry_after }));
+    };
+    let ageing = room.ageing;
+    if !insert(tx, task, digest, ageing)?
+        && let Some(accepted) = accepted_before(tx, task.id)?
+    {
+        return Ok(Ok(accepted));
+    }
+    room.free -= 1;
+    Ok(Ok(Accepted { id: task.id, new: true, created_at: tx.now }))
+}
+
+/// This very submit, when it was accepted and its answer was lost.
+fn accepted_before(tx: &Tx<'_>, id: TaskId) -> Result<Option<Accepted>, StoreError> {
+    tx.sql
+        .prepare_cached("SELECT created_at FROM tasks WHERE id = ?")
+        .and_then(|mut select| {
+            select
+                .query_row([Id::from(id)], |row| Ok(Accepted { id, new: false, created_at: row.get(0)? }))
+                .optional()
+        })
+        .map_err(store_error)
+}
+
+/// The task that this submit means, when it was accepted before under its key or as its equal.
+fn known(tx: &Tx<'_>, task: &NewTask, digest: Option<&[u8; 32]>) -> Result<Option<Answer>, StoreError> {
+    let Some(digest) = digest else { return Ok(None) };
+    if let Some(key) = &task.key {
+        let existing: Option<(TaskId, Vec<u8>, i64)> = tx
+            .sql
+            .prepare_cached(include_str!("sql/submit_by_key.sql"))
+            .and_then(|mut select| {
+                select
+                    .query_row((&task.tenant, key), |row| Ok((rows::task_id(row, 0)?, row.get(1)?, row.get(2)?)))
+                    .optional()
+            })
+            .map_err(store_error)?;
+        return Ok(existing.map(|(id, known_digest, created_at)| {
+            if known_digest == digest {
+                Ok(Accepted { id, new: false, created_at })
+            } else {
+                Err(SubmitRefused::KeyConflict { key: key.clone(), existing: id })
+            }
+        }));
+    }
+    let window = micros(task.dedupe_window.unwrap_or_default());
+    let equal: Option<(TaskId, i64)> = tx
+        .sql
+        .prepare_cached(include_str!("sql/submit_by_digest.sql"))
+        .and_then(|mut select| {
+            select
+                .query_row((&task.tenant, digest, tx.now - window), |row| {
+                    Ok((rows::task_id(row, 0)?, row.get(1)?))
+                })
+                .optional()
+        })
+        .map_err(store_error)?;
+    Ok(equal.map(|(id, created_at)| Ok(Accepted { id, new: false, created_at })))
+}
+
+fn room(tx: &Tx<'_>, queue: &str) -> Result<Room, StoreError> {
+    let defaults = QueueSettings::default();
+    let (max_pending, ageing, pending): (Option<u64>, Option<i64>, i64) = tx
+        .sql
+        .prepare_cached(include_str!("sql/submit_room.sql"))
+        .and_then(|mut select| select.query_row([queue], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))))
+        .map_err(store_error)?;
+    let max_pending = max_pending.unwrap_or(defaults.max_pending);
+    let ageing = ageing.map_or(defaults.ageing, |ageing| Duration::from_micros(ageing.unsigned_abs()));
+    Ok(Room { max_pending, free: i64::try_from(max_pending).unwrap_or(i64::MAX).saturating_sub(pending), ageing })
+}
+
+/// Writes the task and its first log row; `false` when its id is known.
+fn insert(
+    tx: &mut Tx<'_>,
+    task: &NewTask,
+    digest: Option<[u8; 32]>,
+    ageing: Duration,
+) -> Result<bool, StoreError> {
+    let now = tx.now;
+    let run_at = task.run_at.map(|at| at.as_microsecond()).filter(|&at| at > now);
+    let deadline = task.deadline.map(|deadline| match deadline {
+        Deadline::At(at) => at.as_microsecond(),
+        Deadline::After(time) => now + micros(time),
+    });
+    let priority = Priority::new(task.priority).unwrap_or_default();
+    let tags = rows::to_json((!task.tags.is_empty()).then_some(&task.tags));
+    let written = tx
+        .sql
+        .prepare_cached(include_str!("sql/submit_insert.sql"))
+        .and_then(|mut insert| {
+            insert.execute(rusqlite::params![
+                Id::from(task.id),
+                task.tenant,
+                task.handler,
+                task.queue,
+                task.concurrency_key,
+                task.key,
+                digest,
+                tags,
+                task.max_attempts,
+                now,
+                deadline,
+                priority.get(),
+                priority.rank(now, ageing),
+                State::Pending.code(),
+                run_at.is_none(),
+                rules::pending_due(run_at, deadline),
+                run_at,
+            ])
+        })
+        .map_err(store_error)?;
+    if written == 0 {
+        return Ok(false);
+    }
+    let event = NewEvent::new("task.submitted", json!({"handler": task.handler, "queue": task.queue}));
+    let entry = LogEntry::new(&[event], &[Record::Input(task.input.clone())]);
+    tx.append(task.id, 1, 0, &entry)?;
+    tx.count_pending(&task.queue, 1);
+    tx.told.ready |= run_at.is_none();
+    Ok(true)
+}

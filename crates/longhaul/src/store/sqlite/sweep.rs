@@ -1,0 +1,121 @@
+//! Doing what is due.
+
+use rusqlite::OptionalExtension;
+
+use super::rows::{self, Id};
+use super::{Tx, store_error};
+use crate::store::rules::{self, Head};
+use crate::store::{StoreError, Swept};
+use crate::task::{State, TaskId};
+
+/// A worker not heard of for this long (microseconds) is no longer listed.
+const FORGET_WORKER: i64 = 600_000_000;
+
+pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<Swept, StoreError> {
+    let mut swept = Swept::default();
+    for head in heads(tx, include_str!("sql/sweep_expired.sql"), (tx.boot, tx.lease_now, limit as i64))? {
+        let change = rules::lease_lost(&head, tx.now);
+        tx.apply(&head, change)?;
+        swept.expired += 1;
+    }
+    for head in heads(tx, include_str!("sql/sweep_due.sql"), (tx.now, limit as i64))? {
+        match rules::due(&head, tx.now) {
+            Some(change) => {
+                tx.apply(&head, change)?;
+                swept.due += 1;
+            }
+            None => postpone(tx, &head)?,
+        }
+    }
+    let open: Vec<String> = tx
+        .sql
+        .prepare_cached(include_str!("sql/limit_open.sql"))
+        .and_then(|mut select| select.query_map((), |row| row.get(0))?.collect())
+        .map_err(store_error)?;
+    for name in open {
+        tx.unpark(&name)?;
+    }
+    swept.removed = retain(tx, limit)?;
+    tx.sql
+        .prepare_cached("DELETE FROM workers WHERE seen_at < ?")
+        .and_then(|mut delete| delete.execute([tx.now - FORGET_WORKER]))
+        .map_err(store_error)?;
+    swept.next_due_in = next_due(tx)?;
+    Ok(swept)
+}
+
+fn heads(tx: &Tx<'_>, sql: &str, params: impl rusqlite::Params) -> Result<Vec<Head>, StoreError> {
+    tx.sql
+        .prepare_cached(sql)
+        .and_then(|mut select| select.query_map(params, rows::head)?.collect())
+        .map_err(store_error)
+}
+
+/// Nothing was to be done yet: look again when there may be.
+fn postpone(tx: &Tx<'_>, head: &Head) -> Result<(), StoreError> {
+    let due_at = match head.state {
+        State::Pending => rules::pending_due(head.run_at, head.deadline),
+        State::Running => rules::running_due(head.deadline),
+        State::Waiting => head.deadline,
+        _ => None,
+    };
+    tx.sql
+        .prepare_cached("UPDATE tasks SET due_at = ?2 WHERE id = ?1")
+        .and_then(|mut update| update.execute((Id::from(head.id), due_at)))
+        .map_err(store_error)?;
+    Ok(())
+}
+
+/// Removes finished tasks past their retention, whole.
+fn retain(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> {
+    let retention: Option<String> = tx
+        .sql
+        .prepare_cached("SELECT value FROM settings WHERE name = 'retention'")
+        .and_then(|mut select| select.query_row((), |row| row.get(0)).optional())
+        .map_err(store_error)?;
+    let Some(retention) = retention.and_then(|text| text.parse::<i64>().ok()) else { return Ok(0) };
+    let old: Vec<TaskId> = tx
+        .sql
+        .prepare_cached(
+            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at < ? ORDER BY finished_at LIMIT ?",
+        )
+        .and_then(|mut select| {
+            select.query_map((tx.now - retention, limit as i64), |row| rows::task_id(row, 0))?.collect()
+        })
+        .map_err(store_error)?;
+    for &task in &old {
+        remove(tx, task)?;
+    }
+    Ok(old.len())
+}
+
+/// Removes one task and everything that belongs to it.
+pub(super) fn remove(tx: &mut Tx<'_>, task: TaskId) -> Result<(), StoreError> {
+    for delete in [
+        "DELETE FROM log WHERE task = ?",
+        "DELETE FROM states WHERE task = ?",
+        "DELETE FROM checkpoints WHERE task = ?",
+        "DELETE FROM tasks WHERE id = ?",
+    ] {
+        tx.sql
+            .prepare_cached(delete)
+            .and_then(|mut delete| delete.execute([Id::from(task)]))
+            .map_err(store_error)?;
+    }
+    tx.told.finished.push(task);
+    Ok(())
+}
+
+fn next_due(tx: &Tx<'_>) -> Result<Option<i64>, StoreError> {
+    let (due, lease): (Option<i64>, Option<i64>) = tx
+        .sql
+        .prepare_cached(
+            "SELECT (SELECT min(due_at) FROM tasks WHERE due_at IS NOT NULL),
+                    (SELECT min(lease_until) FROM tasks INDEXED BY tasks_running WHERE state = 1)",
+        )
+        .and_then(|mut select| select.query_row((), |row| Ok((row.get(0)?, row.get(1)?))))
+        .map_err(store_error)?;
+    let until_due = due.map(|due| (due - tx.now).max(0));
+    let until_lease = lease.map(|lease| (lease - tx.lease_now).max(0));
+    Ok(rules::earliest(until_due, until_lease))
+}

@@ -1,0 +1,512 @@
+//! The worker: claims tasks, runs their handlers, keeps its leases alive, and lets go of what it
+//! lost.
+//!
+//! One loop owns the list of running tasks. Claims and heartbeats are asked for beside it, one of
+//! each at a time, so that a slow answer delays nothing else.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::{RawValue, to_raw_value};
+use tokio::sync::{broadcast, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+use uuid::Uuid;
+
+use crate::client::{Client, Error};
+use crate::engine::Engine;
+use crate::error::TaskError;
+use crate::keeper;
+use crate::record::{Record, records_of};
+use crate::retry::RetryPolicy;
+use crate::run::driver::{HandlerFuture, Manners, run_to_end};
+use crate::run::{Run, Signals};
+use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, Lease, StoreError, WorkerInfo};
+use crate::task::TaskId;
+
+/// How often a worker with room looks for tasks without a hint.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The most tasks of one claim.
+const MAX_CLAIM: usize = 1_000;
+
+type Handler = Arc<dyn Fn(Run, &RawValue) -> HandlerFuture + Send + Sync>;
+
+/// Runs tasks. Built with its handlers and settings, then started.
+#[must_use = "a worker does nothing until it is started"]
+pub struct Worker {
+    client: Client,
+    handlers: HashMap<String, Handler>,
+    settings: WorkerSettings,
+}
+
+#[derive(Clone, Debug)]
+struct WorkerSettings {
+    name: String,
+    queues: Vec<String>,
+    slots: usize,
+    lease: Duration,
+    drain: Duration,
+    cancel_grace: Duration,
+    retry: RetryPolicy,
+}
+
+impl Worker {
+    /// A worker for the queue `default`, with 64 slots.
+    pub fn new(client: &Client) -> Self {
+        let settings = WorkerSettings {
+            name: format!("{}:{}", host_name(), std::process::id()),
+            queues: vec!["default".to_owned()],
+            slots: 64,
+            lease: Duration::from_secs(15),
+            drain: Duration::from_secs(30),
+            cancel_grace: Duration::from_secs(10),
+            retry: RetryPolicy::default(),
+        };
+        Self { client: client.clone(), handlers: HashMap::new(), settings }
+    }
+
+    /// Adds a handler: an async function of the run and the task's input.
+    pub fn handler<F, Fut, In, Out, E>(mut self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(Run, In) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Out, E>> + Send + 'static,
+        In: DeserializeOwned,
+        Out: Serialize,
+        E: Into<TaskError>,
+    {
+        let handler: Handler = Arc::new(move |run, input| match serde_json::from_str(input.get()) {
+            Ok(input) => {
+                let work = function(run, input);
+                Box::pin(async move {
+                    let result = work.await.map_err(Into::into)?;
+                    to_raw_value(&result).map_err(|error| {
+                        TaskError::fatal("bad_result", format!("the result cannot be written as JSON: {error}"))
+                    })
+                })
+            }
+            Err(error) => {
+                let error =
+                    TaskError::fatal("bad_input", format!("the input is not what the handler takes: {error}"));
+                Box::pin(std::future::ready(Err(error)))
+            }
+        });
+        self.handlers.insert(name.into(), handler);
+        self
+    }
+
+    /// The queues it serves, instead of `default`.
+    pub fn queues<S: Into<String>>(mut self, queues: impl IntoIterator<Item = S>) -> Self {
+        self.settings.queues = queues.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How many tasks it runs at once.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.settings.slots = slots.max(1);
+        self
+    }
+
+    /// How long a task stays with a worker that gives no sign of life; a sign is given every
+    /// third of it. 15 s by default.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease.max(Duration::from_millis(30));
+        self
+    }
+
+    /// How long running tasks may go on after the worker was told to stop, before they are
+    /// handed back. 30 s by default.
+    pub fn drain(mut self, drain: Duration) -> Self {
+        self.settings.drain = drain;
+        self
+    }
+
+    /// How long an effect that may not happen twice has to be recorded after a cancel. 10 s by
+    /// default.
+    pub fn cancel_grace(mut self, grace: Duration) -> Self {
+        self.settings.cancel_grace = grace;
+        self
+    }
+
+    /// How long a task waits after its handler's error before it is run again.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.settings.retry = policy;
+        self
+    }
+
+    /// A name for people, instead of host and process id.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.settings.name = name.into();
+        self
+    }
+
+    /// Registers the worker and starts it in the background.
+    pub async fn start(self) -> Result<WorkerHandle, Error> {
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async {
+            // Dropping the handle stops the worker too.
+            let _ = stopped.await;
+        };
+        let work = self.prepare().await?;
+        Ok(WorkerHandle { stop: Some(stop), task: Some(tokio::spawn(work.run(shutdown))) })
+    }
+
+    /// Registers the worker and works until `shutdown` is ready and the running tasks have ended
+    /// or were handed back.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+        self.prepare().await?.run(shutdown).await;
+        Ok(())
+    }
+
+    async fn prepare(self) -> Result<Work, Error> {
+        let id = Uuid::now_v7();
+        let engine = Arc::clone(&self.client.engine);
+        let now = engine.store.clock().now().as_microsecond();
+        let mut handlers: Vec<String> = self.handlers.keys().cloned().collect();
+        handlers.sort();
+        let info = WorkerInfo {
+            id,
+            name: self.settings.name.clone(),
+            handlers: handlers.clone(),
+            queues: self.settings.queues.clone(),
+            slots: u32::try_from(self.settings.slots).unwrap_or(u32::MAX),
+            started_at: now,
+            seen_at: now,
+            running: 0,
+        };
+        engine.store.register(&info).await?;
+        Ok(Work {
+            id,
+            engine,
+            info,
+            handlers: self.handlers,
+            settings: self.settings,
+            running: HashMap::new(),
+            runs: JoinSet::new(),
+            claims: 0,
+            suspect_waits: false,
+        })
+    }
+}
+
+/// A worker that runs in the background. Dropping it stops the worker without waiting.
+pub struct WorkerHandle {
+    stop: Option<oneshot::Sender<()>>,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl WorkerHandle {
+    /// Stops claiming, lets running tasks end or hands them back, and returns when that is done.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        if let Some(task) = self.task.take() {
+            // A panic of the worker's loop was reported where it happened.
+            let _ = task.await;
+        }
+    }
+
+    /// Ends the worker at once, as a crash would: nothing is handed back.
+    pub fn abort(mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+}
+
+/// A started worker.
+struct Work {
+    id: Uuid,
+    engine: Arc<Engine>,
+    info: WorkerInfo,
+    handlers: HashMap<String, Handler>,
+    settings: WorkerSettings,
+    running: HashMap<TaskId, Running>,
+    runs: JoinSet<(TaskId, u64)>,
+    claims: u64,
+    /// A task suspected of killing its worker waits until this one runs nothing else.
+    suspect_waits: bool,
+}
+
+/// A task this worker holds.
+struct Running {
+    fence: u64,
+    signals: watch::Sender<Signals>,
+    /// Since when the lease has not been extended.
+    since: Instant,
+}
+
+type Asked<T> = Pin<Box<dyn Future<Output = (Instant, T)> + Send>>;
+type AskedClaim = Asked<Result<Claimed, StoreError>>;
+type AskedBeats = Asked<(Vec<(TaskId, u64)>, Result<Beats, StoreError>)>;
+
+impl Work {
+    async fn run(mut self, shutdown: impl Future<Output = ()> + Send) {
+        let keeper = tokio::spawn(keeper::keep(Arc::clone(&self.engine)));
+        let mut ready = self.engine.hints.on_ready();
+        let mut controlled = self.engine.hints.on_controlled();
+        let mut beat_tick = tokio::time::interval(self.settings.lease / 3);
+        beat_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_tick = tokio::time::interval(LOOK_EVERY);
+        look_tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut claim: Option<AskedClaim> = None;
+        let mut beats: Option<AskedBeats> = None;
+        let mut may_have_more = true;
+        let mut drain: Option<Instant> = None;
+        tokio::pin!(shutdown);
+
+        loop {
+            while let Some(ended) = self.runs.try_join_next() {
+                self.ended(ended);
+            }
+            let draining = drain.is_some();
+            if draining && claim.is_none() && self.running.is_empty() {
+                break;
+            }
+            if claim.is_none() && may_have_more && !draining && self.has_room() {
+                claim = Some(self.ask_claim());
+            }
+            tokio::select! {
+                biased;
+                _ = beat_tick.tick() => {
+                    if beats.is_none() {
+                        beats = Some(self.ask_beats(self.settings.lease / 4, None));
+                    }
+                }
+                (sent, (leases, answer)) = asked(&mut beats) => {
+                    beats = None;
+                    self.take_beats(sent, &leases, answer);
+                }
+                (sent, answer) = asked(&mut claim) => {
+                    claim = None;
+                    may_have_more = self.take_claim(sent, answer);
+                }
+                Some(ended) = self.runs.join_next(), if !self.runs.is_empty() => self.ended(ended),
+                told = controlled.recv() => {
+                    // After a gap every task may be meant.
+                    let only = match told {
+                        Ok(task) => Some(task),
+                        Err(broadcast::error::RecvError::Lagged(_) | broadcast::error::RecvError::Closed) => None,
+                    };
+                    let ours = only.is_none_or(|task| self.running.contains_key(&task));
+                    if ours && beats.is_none() {
+                        beats = Some(self.ask_beats(Duration::ZERO, only));
+                    }
+                }
+                _ = ready.changed() => may_have_more = true,
+                _ = look_tick.tick() => may_have_more = true,
+                () = &mut shutdown, if !draining => {
+                    tracing::info!(worker = %self.info.name, running = self.running.len(), "draining");
+                    drain = Some(Instant::now() + self.settings.drain);
+                }
+                () = until(drain) => {
+                    for running in self.running.values() {
+                        running.signals.send_modify(|signals| signals.hand_back = true);
+                    }
+                    // What is left now ends by itself; the leases are kept alive meanwhile.
+                    drain = Some(Instant::now() + Duration::from_secs(86_400));
+                }
+            }
+        }
+        keeper.abort();
+        if let Err(error) = self.engine.store.retire(self.id).await {
+            tracing::debug!(%error, "could not take the worker off the list; it is forgotten in time");
+        }
+    }
+
+    /// Whether a task could be started. While a suspect waits, only when nothing runs.
+    fn has_room(&self) -> bool {
+        self.running.len() < self.settings.slots && (!self.suspect_waits || self.running.is_empty())
+    }
+
+    fn ask_claim(&mut self) -> AskedClaim {
+        self.claims += 1;
+        let ask = Claim {
+            worker: self.id,
+            number: self.claims,
+            queues: self.settings.queues.clone(),
+            handlers: self.info.handlers.clone(),
+            max: (self.settings.slots - self.running.len()).min(MAX_CLAIM),
+            lease: self.settings.lease,
+            idle: self.running.is_empty(),
+        };
+        let store = Arc::clone(&self.engine.store);
+        Box::pin(async move {
+            loop {
+                let sent = Instant::now();
+                match store.claim(&ask).await {
+                    // The claim may have happened: asked again under its number, it gives the
+                    // same tasks.
+                    Err(error) if error.is_unavailable() => {
+                        tracing::warn!(%error, "cannot claim; trying again");
+                        tokio::time::sleep(Duration::from_millis(250)).await;
+                    }
+                    answer => return (sent, answer),
+                }
+            }
+        })
+    }
+
+    /// Takes the claimed tasks on; gives whether there may be more to claim.
+    fn take_claim(&mut self, sent: Instant, answer: Result<Claimed, StoreError>) -> bool {
+        let claimed = match answer {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                tracing::error!(%error, "a claim failed");
+                return false;
+            }
+        };
+        self.suspect_waits = claimed.suspect_waits;
+        let some = !claimed.leases.is_empty();
+        for lease in claimed.leases {
+            self.start(lease, sent);
+        }
+        some || (self.suspect_waits && self.running.is_empty())
+    }
+
+    fn start(&mut self, lease: Lease, since: Instant) {
+        let (task, fence) = (lease.task, lease.fence);
+        let (signals, told) = watch::channel(Signals {
+            lease_until: since + self.settings.lease,
+            cancel: None,
+            lost: false,
+            hand_back: false,
+        });
+        if let Some(older) = self.running.insert(task, Running { fence, signals, since }) {
+            // This worker lost the lease and got it anew before it noticed.
+            older.signals.send_modify(|signals| signals.lost = true);
+        }
+        let engine = Arc::clone(&self.engine);
+        let handler = self.handlers.get(&lease.handler).cloned();
+        let lease_time = self.settings.lease;
+        let manners = Manners { cancel_grace: self.settings.cancel_grace, retry: self.settings.retry };
+        self.runs.spawn(async move {
+            run_lease(engine, lease, lease_time, told, handler, manners).await;
+            (task, fence)
+        });
+    }
+
+    fn ended(&mut self, ended: Result<(TaskId, u64), tokio::task::JoinError>) {
+        match ended {
+            Ok((task, fence)) => {
+                if self.running.get(&task).is_some_and(|running| running.fence == fence) {
+                    self.running.remove(&task);
+                }
+            }
+            // Handlers' panics are caught inside; this is a bug of the engine's, and the task
+            // goes on elsewhere once its lease has run out.
+            Err(error) => tracing::error!(%error, "a run ended unexpectedly"),
+        }
+    }
+
+    /// Asks to extend leases not extended for `older`, or that of one task.
+    fn ask_beats(&self, older: Duration, only: Option<TaskId>) -> AskedBeats {
+        let leases: Vec<(TaskId, u64)> = self
+            .running
+            .iter()
+            .filter(|(task, running)| match only {
+                Some(only) => **task == only,
+                None => running.since.elapsed() >= older,
+            })
+            .map(|(task, running)| (*task, running.fence))
+            .collect();
+        let beat = Heartbeat { worker: self.id, leases: leases.clone(), lease: self.settings.lease };
+        let store = Arc::clone(&self.engine.store);
+        Box::pin(async move {
+            // The lease is measured from before the question, so it never seems longer than it is.
+            let sent = Instant::now();
+            let answer = store.heartbeat(&beat).await;
+            (sent, (leases, answer))
+        })
+    }
+
+    fn take_beats(&mut self, sent: Instant, leases: &[(TaskId, u64)], answer: Result<Beats, StoreError>) {
+        let beats = match answer {
+            Ok(answer) => answer.beats,
+            Err(error) => {
+                tracing::warn!(%error, "a heartbeat failed; trying again");
+                return;
+            }
+        };
+        let until = sent + self.settings.lease;
+        for ((task, fence), beat) in leases.iter().zip(beats) {
+            let Some(running) = self.running.get_mut(task).filter(|running| running.fence == *fence) else {
+                continue;
+            };
+            match beat {
+                Beat::Held { cancel, .. } => {
+                    running.since = sent;
+                    running.signals.send_modify(|signals| {
+                        signals.lease_until = until;
+                        if cancel.is_some() {
+                            signals.cancel = cancel;
+                        }
+                    });
+                }
+                Beat::Lost => {
+                    tracing::warn!(%task, fence, "the lease was lost; giving the task up");
+                    running.signals.send_modify(|signals| signals.lost = true);
+                }
+            }
+        }
+    }
+}
+
+/// Runs a leased task to its end.
+async fn run_lease(
+    engine: Arc<Engine>,
+    lease: Lease,
+    lease_time: Duration,
+    signals: watch::Receiver<Signals>,
+    handler: Option<Handler>,
+    manners: Manners,
+) {
+    let input = input_of(&lease);
+    let run = Run::new(engine, lease, lease_time, signals);
+    let failed = |error| -> HandlerFuture { Box::pin(std::future::ready(Err(error))) };
+    let (run, handler): (Run, HandlerFuture) = match (run, handler, input) {
+        (Ok(run), Some(handler), Ok(input)) => (run.clone(), handler(run, &input)),
+        (Ok(run), None, _) => {
+            (run, failed(TaskError::retryable("no_handler", "the worker does not have this handler")))
+        }
+        (Ok(run), _, Err(error)) => (run, failed(error)),
+        (Err((run, error)), ..) => (run, failed(error)),
+    };
+    run_to_end(run, handler, manners).await;
+}
+
+/// The task's input, from the first row of its log.
+fn input_of(lease: &Lease) -> Result<Box<RawValue>, TaskError> {
+    let damaged =
+        |why: String| TaskError::fatal("journal_damaged", format!("the task's input cannot be read: {why}"));
+    let row = lease.log.first().ok_or_else(|| damaged("its log is empty".to_owned()))?;
+    let records = records_of(row).map_err(|error| damaged(error.to_string()))?;
+    records
+        .into_iter()
+        .find_map(|record| match record {
+            Record::Input(input) => Some(input),
+            _ => None,
+        })
+        .ok_or_else(|| damaged("it is not in the first row of its log".to_owned()))
+}
+
+async fn asked<T>(question: &mut Option<Asked<T>>) -> (Instant, T) {
+    match question {
+        Some(question) => question.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

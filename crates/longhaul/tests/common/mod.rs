@@ -1,0 +1,91 @@
+//! What the tests of the engine share: a client on each kind of store, and ways to wait.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part of it")]
+
+use std::time::Duration;
+
+use longhaul::{Client, Event, RetryPolicy, Task, TaskId};
+
+/// No test waits longer than this for anything.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A client on a store of its own, removed with this value.
+pub struct Bed {
+    pub client: Client,
+    pub url: String,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Bed {
+    pub async fn memory() -> Self {
+        let client = Client::open("memory:").await.expect("a store in memory");
+        Self { client, url: "memory:".to_owned(), _folder: None }
+    }
+
+    pub async fn sqlite() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let url = format!("sqlite:{}", folder.path().join("test.db").display());
+        let client = Client::open(&url).await.expect("a store in a file");
+        Self { client, url, _folder: Some(folder) }
+    }
+
+    /// A schema of its own on the test server; `None`, with one line that says so, without one.
+    pub async fn postgres() -> Option<Self> {
+        let Ok(server) = std::env::var("LONGHAUL_TEST_POSTGRES") else {
+            eprintln!("skipped: needs PostgreSQL; set LONGHAUL_TEST_POSTGRES or use ./dev test");
+            return None;
+        };
+        let schema = format!("engine_{}", TaskId::new().0.simple());
+        let (admin, connection) =
+            tokio_postgres::connect(&server, tokio_postgres::NoTls).await.expect("the test server answers");
+        tokio::spawn(connection);
+        admin.batch_execute(&format!("CREATE SCHEMA {schema}")).await.expect("a schema");
+        let mark = if server.contains('?') { '&' } else { '?' };
+        let url = format!("{server}{mark}options=-csearch_path%3D{schema}");
+        let client = Client::open(&url).await.expect("a store on PostgreSQL");
+        Some(Self { client, url, _folder: None })
+    }
+
+    /// A second process would see the store like this.
+    pub async fn another_client(&self) -> Client {
+        Client::open(&self.url).await.expect("the same store")
+    }
+
+    pub async fn ended(&self, id: TaskId) -> Task {
+        self.client.wait(id, PATIENCE).await.expect("the task ends")
+    }
+
+    /// Waits until the task is in a state.
+    pub async fn reaches(&self, id: TaskId, wanted: longhaul::State) -> Task {
+        let wait = async {
+            let mut events = self.client.events(id, 0).await.expect("the task is there");
+            loop {
+                let task = self.client.task(id).await.expect("the task is there");
+                if task.state == wanted {
+                    return task;
+                }
+                events.next().await.expect("the store answers");
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.expect("the task gets there")
+    }
+
+    /// All events so far of a task that has ended.
+    pub async fn events(&self, id: TaskId) -> Vec<Event> {
+        let mut events = self.client.events(id, 0).await.expect("the task is there");
+        let mut all = Vec::new();
+        while let Some(event) = events.next().await.expect("the store answers") {
+            all.push(event);
+        }
+        assert!(all.iter().map(|event| event.seq).eq(1..=all.len() as u64), "events are 1..n");
+        all
+    }
+
+    pub async fn kinds(&self, id: TaskId) -> Vec<String> {
+        self.events(id).await.into_iter().map(|event| event.kind).collect()
+    }
+}
+
+/// Tries again at once, so that no test waits.
+pub fn at_once(attempts: u32) -> RetryPolicy {
+    RetryPolicy { attempts, first: Duration::from_millis(1), cap: Duration::from_millis(1), jitter: false }
+}
