@@ -76,10 +76,12 @@ impl Client {
         Ok(self.engine.submits.one(task).await??)
     }
 
-    /// Submits many tasks, each on its own: one that is refused does not hurt the others.
-    pub async fn submit_many(&self, tasks: Vec<NewTask>) -> Result<Vec<Result<Accepted, SubmitRefused>>, Error> {
+    /// Submits many tasks, each on its own: one that is refused does not hurt the others. The
+    /// answers are in the order of the tasks.
+    pub async fn submit_many(&self, tasks: Vec<NewTask>) -> Result<Vec<Result<Accepted, Error>>, Error> {
         let tasks = tasks.into_iter().map(|task| self.own(task)).collect();
-        Ok(self.engine.submits.many(tasks).await?)
+        let answers = self.engine.submits.many(tasks).await?;
+        Ok(answers.into_iter().map(|answer| Ok(answer??)).collect())
     }
 
     fn own(&self, mut task: NewTask) -> NewTask {

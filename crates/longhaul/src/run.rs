@@ -37,6 +37,9 @@ pub use step::{Step, StepContext};
 use desk::{Desk, Turn};
 use journal::Key;
 
+/// Events that only the engine tells.
+const RESERVED: [&str; 8] = ["task.", "step.", "saga.", "state.", "checkpoint.", "approval.", "question.", "log."];
+
 /// What the worker tells a run while it runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Signals {
@@ -171,8 +174,8 @@ impl Run {
             && kind.len() <= 128
             && kind.contains('.')
             && kind.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-        if !well_formed || ["task.", "step.", "saga.", "state."].iter().any(|own| kind.starts_with(own)) {
-            let problem = "must look like 'disk.cleaned' and not begin with task., step., saga. or state.";
+        if !well_formed || RESERVED.iter().any(|own| kind.starts_with(own)) {
+            let problem = format!("must look like 'disk.cleaned' and not begin with {}", RESERVED.join(", "));
             return Err(TaskError::fatal("bad_event_type", Invalid::new("type", problem).to_string()));
         }
         let data = serde_json::to_value(payload)?;

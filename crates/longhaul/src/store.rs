@@ -551,7 +551,8 @@ pub struct Settings {
     pub tenant_max_running: BTreeMap<String, u32>,
     /// How many tasks with a concurrency key may run at once, by key; 1 for keys not named.
     pub key_max_running: BTreeMap<String, u32>,
-    /// Finished tasks are removed after this time; `None` keeps them.
+    /// Finished tasks are removed after this time (`Duration::MAX` keeps them); `None` leaves it
+    /// as it was set before. Without any setting they are kept.
     pub retention: Option<Duration>,
 }
 

@@ -239,16 +239,24 @@ pub struct NewTask {
     pub max_attempts: u32,
     /// Free labels to filter by.
     pub tags: BTreeMap<String, String>,
+    /// Why the input could not be written as JSON.
+    #[serde(skip)]
+    not_json: Option<String>,
 }
 
 impl NewTask {
     /// A task for `handler` with `input`, everything else by default.
     ///
-    /// An input that cannot be written as JSON (a map with non-string keys) becomes `null`; use
-    /// [`NewTask::with_raw`] for input that is JSON already.
+    /// An input that cannot be written as JSON is refused at submit; use [`NewTask::with_raw`] for
+    /// input that is JSON already.
     pub fn new(handler: impl Into<String>, input: &impl Serialize) -> Self {
-        let input = to_raw_value(input).unwrap_or_else(|_| RawValue::NULL.to_owned());
-        Self::with_raw(handler, input)
+        match to_raw_value(input) {
+            Ok(input) => Self::with_raw(handler, input),
+            Err(error) => {
+                let nothing = Self::with_raw(handler, RawValue::NULL.to_owned());
+                Self { not_json: Some(error.to_string()), ..nothing }
+            }
+        }
     }
 
     /// A task whose input is JSON already.
@@ -267,6 +275,7 @@ impl NewTask {
             concurrency_key: None,
             max_attempts: 3,
             tags: BTreeMap::new(),
+            not_json: None,
         }
     }
 
@@ -339,6 +348,9 @@ impl NewTask {
     /// Decides, before anything is stored and the same for every store, whether this may be
     /// accepted at all.
     pub fn validate(&self) -> Result<(), Invalid> {
+        if let Some(why) = &self.not_json {
+            return Err(Invalid::new("input", format!("cannot be written as JSON: {why}")));
+        }
         name("tenant", &self.tenant, 128)?;
         name("handler", &self.handler, 128)?;
         name("queue", &self.queue, 128)?;
@@ -594,6 +606,7 @@ mod tests {
             (ok.clone().max_attempts(0), "max_attempts"),
             (ok.clone().tag("t", "v\0"), "tags"),
             (NewTask::new("h", &"x".repeat(MAX_INPUT_BYTES)), "input"),
+            (NewTask::new("h", &BTreeMap::from([(vec![1], 1)])), "input"),
         ] {
             assert_eq!(bad.validate().expect_err("must be refused").field, field);
         }

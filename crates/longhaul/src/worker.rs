@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::{RawValue, to_raw_value};
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
@@ -287,10 +287,7 @@ impl Work {
                 Some(ended) = self.runs.join_next(), if !self.runs.is_empty() => self.ended(ended),
                 told = controlled.recv() => {
                     // After a gap every task may be meant.
-                    let only = match told {
-                        Ok(task) => Some(task),
-                        Err(broadcast::error::RecvError::Lagged(_) | broadcast::error::RecvError::Closed) => None,
-                    };
+                    let only = told.ok();
                     let ours = only.is_none_or(|task| self.running.contains_key(&task));
                     if ours && beats.is_none() {
                         beats = Some(self.ask_beats(Duration::ZERO, only));

@@ -123,7 +123,7 @@ async fn a_snapshot_of_another_version_is_refused_with_the_reason_and_the_journa
         bed.events(id).await.into_iter().filter(|event| event.kind == "checkpoint.refused").collect();
     assert_eq!(refused.len(), 2, "both snapshots");
     assert!(refused[0].data["why"].as_str().expect("a reason").contains("version"));
-    let notes = notes.lock().expect("no panic");
+    let notes = notes.lock().expect("no panic").clone();
     assert_eq!(notes.iter().filter(|note| note.starts_with("effect")).count(), 10, "every effect once: {notes:?}");
     worker.stop().await;
 }
@@ -148,7 +148,7 @@ async fn a_snapshot_that_is_too_old_is_refused() {
     let id = bed.client.submit(NewTask::new("count", &4u32)).await.expect("accepted").id;
     let task = bed.ended(id).await;
     assert_eq!(task.state, State::Completed);
-    let notes = notes.lock().expect("no panic");
+    let notes = notes.lock().expect("no panic").clone();
     assert!(notes.iter().filter(|note| note.starts_with("from")).all(|note| note == "from None"), "{notes:?}");
     worker.stop().await;
 }

@@ -441,3 +441,43 @@ async fn select_takes_the_same_branch_in_every_replay() {
     }
     worker.stop().await;
 }
+
+#[tokio::test]
+async fn a_panic_in_an_effect_that_must_not_happen_twice_is_in_doubt() {
+    let bed = Bed::memory().await;
+    let payments = Count::default();
+    let counted = Arc::clone(&payments);
+    let worker = Worker::new(&bed.client)
+        .retry(at_once(3))
+        .handler("pay", move |run: Run, (): ()| {
+            let counted = Arc::clone(&counted);
+            async move {
+                run.step("pay", || async {
+                    bump(&counted);
+                    assert!(counted.load(Ordering::SeqCst) > 1, "paid, and then this");
+                    Ok::<_, TaskError>(())
+                })
+                .effect(Effect::Irreversible)
+                .await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("pay", &())).await.expect("accepted").id;
+    bed.reaches(id, State::Waiting).await;
+    assert_eq!(payments.load(Ordering::SeqCst), 1, "not repeated");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_step_given_up_in_doubt_is_in_doubt_again_when_the_task_is_resumed() {
+    let (bed, id, payments, worker) = lost_while_paying(false).await;
+    bed.reaches(id, State::Waiting).await;
+    bed.client.decide(id, "pay", Decision::Fail, None).await.expect("taken");
+    assert_eq!(bed.ended(id).await.state, State::Failed);
+    bed.client.resume(id).await.expect("taken");
+    bed.reaches(id, State::Waiting).await;
+    assert_eq!(payments.load(Ordering::SeqCst), 1, "not repeated");
+    worker.stop().await;
+}

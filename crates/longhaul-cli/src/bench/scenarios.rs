@@ -280,7 +280,7 @@ async fn fill(
         let count = (total - filled).min(1_000);
         let tasks = (0..count).map(|_| NewTask::new(handler, input).priority(priority)).collect();
         for answer in client.submit_many(tasks).await? {
-            answer.map_err(longhaul::Error::from)?;
+            answer?;
         }
         filled += count;
         progress.at(filled);

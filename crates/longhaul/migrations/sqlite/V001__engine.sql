@@ -55,7 +55,7 @@ CREATE INDEX tasks_due ON tasks (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX tasks_parked ON tasks (parked, rank, id) WHERE parked IS NOT NULL;
 -- Retention.
 CREATE INDEX tasks_finished ON tasks (finished_at) WHERE finished_at IS NOT NULL;
--- Lists of what is not simply done (pending, running, waiting, failed, cancelled).
+-- Lists of what needs someone's attention: waiting, failed, cancelled.
 CREATE INDEX tasks_state ON tasks (state, id) WHERE state IN (2, 4, 5);
 CREATE UNIQUE INDEX tasks_idem_key ON tasks (tenant, idem_key) WHERE idem_key IS NOT NULL;
 CREATE INDEX tasks_digest ON tasks (tenant, digest) WHERE digest IS NOT NULL AND idem_key IS NULL;
@@ -96,8 +96,8 @@ CREATE TABLE queues (
     ageing      INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- How many tasks are pending per queue. Several rows per queue, so that those who add and those
--- who take do not wait for each other; their sum counts.
+-- How many tasks are pending per queue: the sum of its rows. PostgreSQL has several per queue, so
+-- that those who add and those who take do not wait for each other; here there is one.
 CREATE TABLE depths (
     queue   TEXT    NOT NULL,
     shard   INTEGER NOT NULL,

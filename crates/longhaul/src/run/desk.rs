@@ -479,6 +479,12 @@ impl Desk {
         Ok(())
     }
 
+    /// Nothing of the commit was or can be written, nor anything that was gathered since.
+    pub(super) fn discard(&mut self) {
+        self.not_committed();
+        self.outgoing = Outgoing::default();
+    }
+
     /// Whether the commit under way suspends the run.
     pub(super) fn is_suspending(&self) -> bool {
         self.suspending

@@ -73,8 +73,10 @@ enum Polled {
     Wants(Next),
 }
 
-/// A commit under way; gives the answer, and what others wrote to the log before it.
-type Writing = Pin<Box<dyn Future<Output = (Result<Committed, CommitRefused>, Vec<LogRow>)> + Send>>;
+/// The answer of the store to a commit, and what others wrote to the log before it.
+type Written = (Result<Result<Committed, CommitRefused>, StoreError>, Vec<LogRow>);
+/// A commit under way.
+type Writing = Pin<Box<dyn Future<Output = Written> + Send>>;
 
 impl Driver {
     async fn drive(&self, handler: HandlerFuture) -> End {
@@ -112,14 +114,12 @@ impl Driver {
                 () = sleep_until(lease_until) => {}
                 () = until(deadline), if closing.is_none() => {}
                 () = until(grace) => {}
-                (answer, others) = written(&mut writing) => {
+                answer = written(&mut writing) => {
                     writing = None;
-                    match self.take_answer(answer, &others) {
+                    match self.take_answer(answer) {
                         None => {}
                         Some(end @ (End::Cancelled | End::DeadlineExceeded)) => {
-                            if closing.is_none() {
-                                closing = Some(self.close(end));
-                            }
+                            closing.get_or_insert_with(|| self.close(end));
                         }
                         Some(end) => return end,
                     }
@@ -199,8 +199,8 @@ impl Driver {
     ) -> End {
         if let Some(writing) = writing {
             tokio::select! {
-                (answer, others) = writing => {
-                    if let Some(end) = self.take_answer(answer, &others) {
+                answer = writing => {
+                    if let Some(end) = self.take_answer(answer) {
                         return end;
                     }
                 }
@@ -217,7 +217,7 @@ impl Driver {
     async fn load(&self) -> Result<(), TaskError> {
         let mut after = self.run.desk().journal().seen();
         loop {
-            let rows = read_log(&self.run.inner.engine, self.run.id(), after)
+            let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after))
                 .await
                 .map_err(|error| TaskError::retryable("store", error.to_string()))?;
             let Some(last) = rows.last() else { break };
@@ -247,19 +247,24 @@ impl Driver {
     }
 
     /// What an answer of the store means for the run; `None`: it goes on.
-    fn take_answer(&self, answer: Result<Committed, CommitRefused>, others: &[LogRow]) -> Option<End> {
+    fn take_answer(&self, (answer, others): Written) -> Option<End> {
         let mut desk = self.run.desk();
         let read = match answer {
-            Ok(_) if desk.is_suspending() => return Some(End::Suspended),
-            Ok(committed) => desk.committed(others, committed.last_seq),
-            Err(refused) => {
+            Ok(Ok(_)) if desk.is_suspending() => return Some(End::Suspended),
+            Ok(Ok(committed)) => desk.committed(&others, committed.last_seq),
+            Ok(Err(refused)) => {
                 desk.not_committed();
                 match refused {
                     CommitRefused::Fenced { .. } => return Some(End::Lost),
                     CommitRefused::Cancelled => return Some(End::Cancelled),
                     CommitRefused::DeadlineExceeded => return Some(End::DeadlineExceeded),
-                    CommitRefused::Stale { .. } => desk.load(others, false),
+                    CommitRefused::Stale { .. } => desk.load(&others, false),
                 }
+            }
+            Err(error) => {
+                // The store refuses this very content, and always will.
+                desk.discard();
+                Err(TaskError::fatal("not_storable", error.to_string()))
             }
         };
         read.err().map(|error| End::Returned(Err(error)))
@@ -391,36 +396,30 @@ fn told_to_end(signals: &Signals, deadline: Option<Instant>) -> Option<End> {
 }
 
 /// Writes a commit, for as long as the run is not dropped, and reads what others wrote before it.
-async fn write(engine: Arc<Engine>, commit: Commit, seen: u64) -> (Result<Committed, CommitRefused>, Vec<LogRow>) {
+async fn write(engine: Arc<Engine>, commit: Commit, seen: u64) -> Written {
     let task = commit.task;
-    let answer = loop {
-        match engine.commits.one(commit.clone()).await {
-            Ok(answer) => break answer,
-            Err(error) if error.is_unavailable() => sleep(PAUSE).await,
-            Err(error) => {
-                // The store refuses this very entry, and always will.
-                tracing::error!(%task, %error, "a commit cannot be written");
-                break Err(CommitRefused::Fenced { held: commit.fence });
-            }
-        }
-    };
+    let answer = patiently(|| engine.commits.one(commit.clone())).await;
     let others = match &answer {
-        Ok(committed) => committed.first_seq > seen + 1,
-        Err(refused) => matches!(refused, CommitRefused::Stale { .. }),
+        Ok(Ok(committed)) => committed.first_seq > seen + 1,
+        Ok(Err(refused)) => matches!(refused, CommitRefused::Stale { .. }),
+        Err(_) => false,
     };
-    let rows = if others { read_log(&engine, task, seen).await.unwrap_or_default() } else { Vec::new() };
-    // Rows of this run are known already; others' have no run.
-    (answer, rows.into_iter().filter(|row| row.run == 0).collect())
+    if !others {
+        return (answer, Vec::new());
+    }
+    match patiently(|| engine.store.log(task, seen)).await {
+        // Rows of this run are known already; others' have no run.
+        Ok(rows) => (answer, rows.into_iter().filter(|row| row.run == 0).collect()),
+        Err(error) => (Err(error), Vec::new()),
+    }
 }
 
-/// Reads a page of a task's log; asks again while the store does not answer.
-pub(super) async fn read_log(
-    engine: &Engine,
-    task: crate::task::TaskId,
-    after: u64,
-) -> Result<Vec<LogRow>, StoreError> {
+/// Asks the store, again and again while it does not answer.
+pub(super) async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(
+    mut ask: impl FnMut() -> F,
+) -> Result<T, StoreError> {
     loop {
-        match engine.store.log(task, after).await {
+        match ask().await {
             Err(error) if error.is_unavailable() => sleep(PAUSE).await,
             other => return other,
         }
@@ -434,7 +433,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-async fn written(writing: &mut Option<Writing>) -> (Result<Committed, CommitRefused>, Vec<LogRow>) {
+async fn written(writing: &mut Option<Writing>) -> Written {
     match writing {
         Some(writing) => writing.await,
         None => std::future::pending().await,

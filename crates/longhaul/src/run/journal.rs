@@ -123,10 +123,13 @@ impl Journal {
                 let doubt = self.unfinished.get(&key).and_then(|unfinished| unfinished.doubt.clone());
                 let message = reason.unwrap_or_else(|| "it was decided that the step failed".to_owned());
                 let mut error = TaskError::fatal("in_doubt", message).detail("step", key.1.clone());
-                if let Some(doubt) = doubt {
-                    error = error.caused_by(doubt);
+                if let Some(doubt) = &doubt {
+                    error = error.caused_by(doubt.clone());
                 }
-                self.end(key, None, Err(error));
+                self.end(key.clone(), None, Err(error));
+                // It is still not known whether the effect happened: should the task be opened
+                // again, the question comes back.
+                self.unfinished.insert(key, Unfinished { tries: 0, doubt });
             }
         }
     }
@@ -271,6 +274,8 @@ mod tests {
         let recorded = journal.recorded(&key("pay")).expect("decided");
         let error = recorded.outcome.as_ref().expect_err("failed");
         assert_eq!(error.cause.as_ref().expect("the doubt").code, "interrupted");
+        journal.take(Record::Reopened);
+        assert!(journal.unfinished(&key("pay")).doubt.is_some(), "opened again, it is in doubt again");
     }
 
     #[test]

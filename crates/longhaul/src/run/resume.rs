@@ -3,13 +3,14 @@
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::{CheckpointPolicy, Run, driver};
+use super::driver::patiently;
+use super::{CheckpointPolicy, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
 use crate::record::{Record, records_of};
 use crate::state::AgentState;
-use crate::store::Checkpoint;
 use crate::store::clock::micros;
+use crate::store::{Checkpoint, StoreError};
 
 /// The newest checkpoint that can be trusted; everything before it need not be replayed.
 pub(super) async fn resume<S: DeserializeOwned>(
@@ -17,12 +18,8 @@ pub(super) async fn resume<S: DeserializeOwned>(
     version: u32,
     policy: CheckpointPolicy,
 ) -> Result<Option<S>, TaskError> {
-    let engine = &run.inner.engine;
-    let checkpoints = engine
-        .store
-        .checkpoints(run.id())
-        .await
-        .map_err(|error| TaskError::retryable("store", error.to_string()))?;
+    let store = &run.inner.engine.store;
+    let checkpoints = patiently(|| store.checkpoints(run.id())).await.map_err(store_error)?;
     for checkpoint in checkpoints {
         let refused = match check(run, &checkpoint, version, policy) {
             Ok(snapshot) => match part_of(run, &checkpoint).await? {
@@ -67,16 +64,18 @@ fn check<S: DeserializeOwned>(
     serde_json::from_str(&checkpoint.data).map_err(|error| format!("it cannot be read: {error}"))
 }
 
+fn store_error(error: StoreError) -> TaskError {
+    TaskError::retryable("store", error.to_string())
+}
+
 async fn state_of(run: &Run) -> Result<Option<(u64, AgentState)>, TaskError> {
-    let state = run.inner.engine.store.state(run.id()).await;
-    state.map_err(|error| TaskError::retryable("store", error.to_string()))
+    patiently(|| run.inner.engine.store.state(run.id())).await.map_err(store_error)
 }
 
 /// The part of the journal that a checkpoint begins.
 async fn part_of(run: &Run, checkpoint: &Checkpoint) -> Result<Option<u32>, TaskError> {
-    let rows = driver::read_log(&run.inner.engine, run.id(), checkpoint.seq.saturating_sub(1))
-        .await
-        .map_err(|error| TaskError::retryable("store", error.to_string()))?;
+    let after = checkpoint.seq.saturating_sub(1);
+    let rows = patiently(|| run.inner.engine.store.log(run.id(), after)).await.map_err(store_error)?;
     let Some(row) = rows.first().filter(|row| row.last_seq() == checkpoint.seq) else { return Ok(None) };
     Ok(records_of(row).unwrap_or_default().into_iter().find_map(|record| match record {
         Record::Checkpoint { part } => Some(part),

@@ -84,7 +84,7 @@ where
         self
     }
 
-    /// Tries in all, counted over crashes too; 3 by default.
+    /// Tries in all, 3 by default. Failed tries are recorded, so they count over crashes too.
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.policy.attempts = attempts.max(1);
         self
@@ -119,7 +119,7 @@ where
         loop {
             let turn = operation.turn().await;
             let unfinished = match turn {
-                Turn::Recorded(outcome) => return decode(&operation.key, outcome?),
+                Turn::Recorded(outcome) => return decode(&operation.key, &outcome?),
                 Turn::Start(unfinished) => unfinished,
             };
             let mut tries = unfinished.tries;
@@ -280,7 +280,7 @@ pub(super) fn encode<T: Serialize>(key: &Key, value: &T) -> Result<Box<RawValue>
     })
 }
 
-pub(super) fn decode<T: DeserializeOwned>(key: &Key, result: Box<RawValue>) -> Result<T, TaskError> {
+pub(super) fn decode<T: DeserializeOwned>(key: &Key, result: &RawValue) -> Result<T, TaskError> {
     serde_json::from_str(result.get()).map_err(|error| {
         TaskError::fatal(
             "result_changed",

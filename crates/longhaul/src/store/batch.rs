@@ -38,7 +38,7 @@ pub(crate) trait Sink: Send + Sync + 'static {
     fn key(entry: &Self::Entry) -> Uuid;
 }
 
-type Reply<A> = oneshot::Sender<Result<Vec<A>, StoreError>>;
+type Reply<A> = oneshot::Sender<Vec<Result<A, StoreError>>>;
 
 struct Request<S: Sink> {
     entries: Vec<S::Entry>,
@@ -64,14 +64,17 @@ impl<S: Sink> Batcher<S> {
     /// Writes one entry and gives its answer once it is on disk.
     pub(crate) async fn one(&self, entry: S::Entry) -> Result<S::Answer, StoreError> {
         let answers = self.many(vec![entry]).await?;
-        answers.into_iter().next().ok_or_else(stopped)
+        answers.into_iter().next().ok_or_else(stopped)?
     }
 
     /// Writes entries, in transactions of up to [`MAX_ENTRIES`], and gives their answers in order.
-    pub(crate) async fn many(&self, entries: Vec<S::Entry>) -> Result<Vec<S::Answer>, StoreError> {
+    pub(crate) async fn many(
+        &self,
+        entries: Vec<S::Entry>,
+    ) -> Result<Vec<Result<S::Answer, StoreError>>, StoreError> {
         let (reply, answers) = oneshot::channel();
         self.queue.send(Request { entries, reply }).await.map_err(|_| stopped())?;
-        answers.await.map_err(|_| stopped())?
+        answers.await.map_err(|_| stopped())
     }
 }
 
@@ -137,9 +140,8 @@ async fn write_requests<S: Sink>(sink: &S, requests: Vec<Request<S>>) {
     }
     let mut answers = answers.into_iter();
     for (count, reply) in callers {
-        let mine: Result<Vec<_>, _> = answers.by_ref().take(count).collect();
         // A caller that gave up waiting is no reason to stop.
-        let _ = reply.send(mine);
+        let _ = reply.send(answers.by_ref().take(count).collect());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::OptionalExtension;
+use rusqlite::{OptionalExtension, Row};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -13,7 +13,6 @@ use crate::record::Record;
 use crate::store::clock::micros;
 use crate::store::rules::{self, Candidate};
 use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, LOG_WITH_CLAIM, Lease, StoreError};
-use crate::task::TaskId;
 
 /// How many candidates beyond the wanted ones are looked at, in case some may not be taken.
 const SPARE: usize = 8;
@@ -28,16 +27,13 @@ pub(super) fn claim(tx: &mut Tx<'_>, ask: &Claim) -> Result<Claimed, StoreError>
     }
     for _ in 0..MAX_ROUNDS {
         let wanted = ask.max - claimed.leases.len();
-        let alone = !claimed.leases.is_empty() || !ask.idle;
-        let mut candidates = candidates(tx, ask, wanted, true)?;
-        if alone && candidates.iter().any(Candidate::is_suspect) {
+        let idle = ask.idle && claimed.leases.is_empty();
+        let mut found = look(tx, ask, wanted, true)?;
+        if !idle && found.iter().any(|found| found.candidate.is_suspect()) {
             claimed.suspect_waits = true;
-            candidates = self::candidates(tx, ask, wanted, false)?;
+            found = look(tx, ask, wanted, false)?;
         }
-        if wanted == 0 || candidates.is_empty() {
-            break;
-        }
-        let parked = take_and_park(tx, ask, &candidates, wanted, !alone, &mut claimed)?;
+        let parked = take_and_park(tx, ask, found, wanted, idle, &mut claimed)?;
         // What was parked is out of the way now; there may be others behind it.
         if parked == 0 || claimed.leases.len() == ask.max {
             break;
@@ -46,24 +42,94 @@ pub(super) fn claim(tx: &mut Tx<'_>, ask: &Claim) -> Result<Claimed, StoreError>
     Ok(claimed)
 }
 
+/// A ready task, as it stands before it is leased.
+struct Found {
+    rowid: i64,
+    candidate: Candidate,
+    lease: Lease,
+}
+
+/// Reads the columns of `sql/claim_candidates.sql` and `sql/claim_again.sql`, in their order.
+fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
+    let (task, tenant, queue): (_, String, String) = (rows::task_id(row, 1)?, row.get(4)?, row.get(6)?);
+    let crashes = row.get(9)?;
+    Ok(Found {
+        rowid: row.get(0)?,
+        candidate: Candidate {
+            id: task,
+            rank: row.get(2)?,
+            tenant: tenant.clone(),
+            queue: queue.clone(),
+            concurrency_key: row.get(3)?,
+            crashes,
+        },
+        lease: Lease {
+            task,
+            fence: row.get(11)?,
+            tenant,
+            handler: row.get(5)?,
+            queue,
+            attempts: row.get(7)?,
+            max_attempts: row.get(8)?,
+            crashes,
+            deadline: row.get(10)?,
+            last_seq: row.get(12)?,
+            log: Vec::new(),
+        },
+    })
+}
+
+/// Ready tasks of the asked queues and handlers, lowest rank first.
+fn look(tx: &Tx<'_>, ask: &Claim, wanted: usize, suspects: bool) -> Result<Vec<Found>, StoreError> {
+    let mut all = Vec::new();
+    let mut select = tx.sql.prepare_cached(include_str!("sql/claim_candidates.sql")).map_err(store_error)?;
+    let wanted = wanted + SPARE;
+    let max_crashes = if suspects { u32::MAX } else { rules::SUSPECT_CRASHES };
+    for queue in distinct(&ask.queues) {
+        for handler in distinct(&ask.handlers) {
+            let rows = select
+                .query_map((queue, handler, tx.now, max_crashes, wanted as i64), found)
+                .map_err(store_error)?;
+            for row in rows {
+                all.push(row.map_err(store_error)?);
+            }
+        }
+    }
+    all.sort_by_key(|found| (found.candidate.rank, found.candidate.id));
+    all.truncate(wanted);
+    Ok(all)
+}
+
+fn distinct(names: &[String]) -> BTreeSet<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
 /// Leases what the limits allow and parks the rest; gives how many were parked.
 fn take_and_park(
     tx: &mut Tx<'_>,
     ask: &Claim,
-    candidates: &[Candidate],
+    found: Vec<Found>,
     wanted: usize,
     idle: bool,
     claimed: &mut Claimed,
 ) -> Result<usize, StoreError> {
-    let mut limits = tx.limits_of(candidates)?;
-    let admission = rules::admit(candidates, &mut limits, wanted, idle);
+    if found.is_empty() {
+        return Ok(0);
+    }
+    let (candidates, mut found): (Vec<Candidate>, Vec<(i64, Option<Lease>)>) =
+        found.into_iter().map(|found| (found.candidate, (found.rowid, Some(found.lease)))).unzip();
+    let mut limits = tx.limits_of(&candidates)?;
+    let admission = rules::admit(&candidates, &mut limits, wanted, idle);
     tx.save_limits(&limits)?;
     claimed.suspect_waits |= admission.suspect_waits;
     let started = NewEvent::new("task.started", json!({"worker": ask.worker}));
     let started = LogEntry::new(&[started], &[] as &[Record]);
     for (index, holds) in &admission.take {
+        let (rowid, lease) = &mut found[*index];
+        // No index is taken twice.
+        let Some(lease) = lease.take() else { continue };
         let holds = (!holds.is_empty()).then(|| json!(holds).to_string());
-        let lease = take(tx, ask, candidates[*index].id, holds)?;
+        let lease = take(tx, ask, *rowid, lease, holds)?;
         tx.append(lease.task, lease.last_seq, lease.fence, &started)?;
         tx.count_pending(&lease.queue, -1);
         tx.told.changed.push(lease.task);
@@ -71,101 +137,66 @@ fn take_and_park(
     }
     for (index, limit) in &admission.park {
         tx.sql
-            .prepare_cached("UPDATE tasks SET ready = 0, parked = ?2 WHERE id = ?1")
-            .and_then(|mut update| update.execute((Id::from(candidates[*index].id), limit)))
+            .prepare_cached("UPDATE tasks SET ready = 0, parked = ?2 WHERE rowid = ?1")
+            .and_then(|mut update| update.execute((found[*index].0, limit)))
             .map_err(store_error)?;
     }
     Ok(admission.park.len())
 }
 
-/// Ready tasks of the asked queues and handlers, lowest rank first.
-fn candidates(tx: &Tx<'_>, ask: &Claim, wanted: usize, suspects: bool) -> Result<Vec<Candidate>, StoreError> {
-    let mut found = Vec::new();
-    let mut select = tx.sql.prepare_cached(include_str!("sql/claim_candidates.sql")).map_err(store_error)?;
-    let wanted = wanted + SPARE;
-    let max_crashes = if suspects { u32::MAX } else { rules::SUSPECT_CRASHES };
-    for queue in distinct(&ask.queues) {
-        for handler in distinct(&ask.handlers) {
-            let rows = select
-                .query_map((queue, handler, tx.now, max_crashes, wanted as i64), |row| {
-                    Ok(Candidate {
-                        id: rows::task_id(row, 0)?,
-                        rank: row.get(1)?,
-                        tenant: row.get(2)?,
-                        queue: queue.to_owned(),
-                        concurrency_key: row.get(3)?,
-                        crashes: row.get(4)?,
-                    })
-                })
-                .map_err(store_error)?;
-            for row in rows {
-                found.push(row.map_err(store_error)?);
-            }
-        }
-    }
-    found.sort_by_key(|candidate| (candidate.rank, candidate.id));
-    found.truncate(wanted);
-    Ok(found)
-}
-
-fn distinct(names: &[String]) -> BTreeSet<&str> {
-    names.iter().map(String::as_str).collect()
-}
-
-fn take(tx: &Tx<'_>, ask: &Claim, task: TaskId, holds: Option<String>) -> Result<Lease, StoreError> {
-    let mut lease = tx
-        .sql
+/// Writes a lease and gives it with its fence and its log.
+fn take(
+    tx: &Tx<'_>,
+    ask: &Claim,
+    rowid: i64,
+    mut lease: Lease,
+    holds: Option<String>,
+) -> Result<Lease, StoreError> {
+    lease.log = log_for(tx, &lease)?;
+    lease.fence += 1;
+    lease.last_seq += 1;
+    tx.sql
         .prepare_cached(include_str!("sql/claim_take.sql"))
         .and_then(|mut update| {
-            update.query_row(
-                rusqlite::params![
-                    Id::from(task),
-                    Id(ask.worker),
-                    ask.number,
-                    tx.lease_now + micros(ask.lease),
-                    tx.boot,
-                    holds,
-                    rules::DEADLINE_GRACE,
-                    tx.now,
-                ],
-                lease,
-            )
+            update.execute(rusqlite::params![
+                rowid,
+                Id(ask.worker),
+                ask.number,
+                tx.lease_now + micros(ask.lease),
+                tx.boot,
+                holds,
+                rules::running_due(lease.deadline),
+                tx.now,
+                lease.fence,
+                lease.last_seq,
+            ])
         })
         .map_err(store_error)?;
-    lease.log = log_for(tx, task, lease.last_seq - 1)?;
     Ok(lease)
 }
 
-fn lease(row: &rusqlite::Row<'_>) -> rusqlite::Result<Lease> {
-    Ok(Lease {
-        task: rows::task_id(row, 0)?,
-        fence: row.get(1)?,
-        tenant: row.get(2)?,
-        handler: row.get(3)?,
-        queue: row.get(4)?,
-        attempts: row.get(5)?,
-        max_attempts: row.get(6)?,
-        crashes: row.get(7)?,
-        deadline: row.get(8)?,
-        last_seq: row.get(9)?,
-        log: Vec::new(),
-    })
-}
-
-/// The task's log up to `last_seq`, as far as a lease carries it.
-fn log_for(tx: &Tx<'_>, task: TaskId, last_seq: u64) -> Result<Vec<LogRow>, StoreError> {
-    let until = if last_seq <= LOG_WITH_CLAIM { last_seq } else { 1 };
-    let mut select = tx.sql.prepare_cached(include_str!("sql/claim_log.sql")).map_err(store_error)?;
-    select.query_map((Id::from(task), until), rows::log_row).and_then(Iterator::collect).map_err(store_error)
+/// The log of a task with `lease.last_seq` events, as far as a lease carries it.
+fn log_for(tx: &Tx<'_>, lease: &Lease) -> Result<Vec<LogRow>, StoreError> {
+    let sql = if lease.last_seq <= LOG_WITH_CLAIM {
+        include_str!("sql/claim_log.sql")
+    } else {
+        include_str!("sql/claim_log_first.sql")
+    };
+    let mut select = tx.sql.prepare_cached(sql).map_err(store_error)?;
+    select.query_map([Id::from(lease.task)], rows::log_row).and_then(Iterator::collect).map_err(store_error)
 }
 
 /// The leases this very claim got before, when its answer was lost.
 fn claimed_before(tx: &Tx<'_>, ask: &Claim) -> Result<Vec<Lease>, StoreError> {
     let mut select = tx.sql.prepare_cached(include_str!("sql/claim_again.sql")).map_err(store_error)?;
-    let mut leases: Vec<Lease> =
-        select.query_map((Id(ask.worker), ask.number), lease).and_then(Iterator::collect).map_err(store_error)?;
-    for lease in &mut leases {
-        lease.log = log_for(tx, lease.task, lease.last_seq - 1)?;
+    let found: Vec<Found> =
+        select.query_map((Id(ask.worker), ask.number), found).and_then(Iterator::collect).map_err(store_error)?;
+    let mut leases = Vec::with_capacity(found.len());
+    for Found { mut lease, .. } in found {
+        lease.log = log_for(tx, &lease)?;
+        // As the first time: without the row of this claim's own event.
+        lease.log.retain(|row| row.seq < lease.last_seq);
+        leases.push(lease);
     }
     Ok(leases)
 }

@@ -18,6 +18,7 @@ pub(super) fn commit(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<Answer>, S
 
 /// What the row says about the commit's task.
 struct Current {
+    rowid: i64,
     check: CommitCheck,
     queue: String,
     holds: Option<String>,
@@ -45,7 +46,7 @@ fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
         save_checkpoint(tx, commit.task, last_seq, checkpoint)?;
     }
     match &commit.outcome {
-        None => record(tx, commit, last_seq)?,
+        None => record(tx, commit, current.rowid, last_seq)?,
         Some(outcome) => end_run(tx, commit, outcome, &current, last_seq)?,
     }
     Ok(Ok(Committed { first_seq, last_seq }))
@@ -58,6 +59,7 @@ fn current(tx: &Tx<'_>, task: TaskId) -> Result<Option<Current>, StoreError> {
             select
                 .query_row([Id::from(task)], |row| {
                     Ok(Current {
+                        rowid: row.get(8)?,
                         check: CommitCheck {
                             state: rows::state(row, 0)?,
                             fence: row.get(1)?,
@@ -89,18 +91,11 @@ fn written_before(tx: &Tx<'_>, commit: &Commit) -> Result<Committed, StoreError>
 }
 
 /// The run goes on: no index is touched.
-fn record(tx: &Tx<'_>, commit: &Commit, last_seq: u64) -> Result<(), StoreError> {
+fn record(tx: &Tx<'_>, commit: &Commit, rowid: i64, last_seq: u64) -> Result<(), StoreError> {
     tx.sql
         .prepare_cached(include_str!("sql/commit_record.sql"))
         .and_then(|mut update| {
-            update.execute((
-                Id::from(commit.task),
-                commit.number,
-                last_seq,
-                commit.recorded,
-                &commit.progress,
-                tx.now,
-            ))
+            update.execute((rowid, commit.number, last_seq, commit.recorded, &commit.progress, tx.now))
         })
         .map_err(store_error)?;
     Ok(())
@@ -145,7 +140,7 @@ fn end_run(
         .prepare_cached(include_str!("sql/commit_outcome.sql"))
         .and_then(|mut update| {
             update.execute(rusqlite::params![
-                Id::from(commit.task),
+                current.rowid,
                 commit.number,
                 last_seq,
                 commit.recorded,

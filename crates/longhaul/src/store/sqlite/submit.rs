@@ -12,7 +12,7 @@ use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
 use crate::store::clock::micros;
 use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, rules};
-use crate::task::{Deadline, NewTask, Priority, State, TaskId};
+use crate::task::{Deadline, Invalid, NewTask, Priority, State, TaskId};
 
 type Answer = Result<Accepted, SubmitRefused>;
 
@@ -49,7 +49,7 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
     }
     let room = rooms.get_mut(&task.queue);
     let Some(room) = room.filter(|room| room.free > 0) else {
-        if let Some(accepted) = accepted_before(tx, task.id)? {
+        if let Some(accepted) = accepted_before(tx, task)? {
             return Ok(Ok(accepted));
         }
         let max = rooms.get(&task.queue).map_or(0, |room| room.max_pending);
@@ -57,22 +57,24 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
         return Ok(Err(SubmitRefused::QueueFull { queue: task.queue.clone(), max, retry_after }));
     };
     let ageing = room.ageing;
-    if !insert(tx, task, digest, ageing)?
-        && let Some(accepted) = accepted_before(tx, task.id)?
-    {
-        return Ok(Ok(accepted));
+    if !insert(tx, task, digest, ageing)? {
+        let taken = || Invalid::new("id", "belongs to another task").into();
+        return Ok(accepted_before(tx, task)?.ok_or_else(taken));
     }
     room.free -= 1;
     Ok(Ok(Accepted { id: task.id, new: true, created_at: tx.now }))
 }
 
 /// This very submit, when it was accepted and its answer was lost.
-fn accepted_before(tx: &Tx<'_>, id: TaskId) -> Result<Option<Accepted>, StoreError> {
+fn accepted_before(tx: &Tx<'_>, task: &NewTask) -> Result<Option<Accepted>, StoreError> {
+    let id = task.id;
     tx.sql
-        .prepare_cached("SELECT created_at FROM tasks WHERE id = ?")
+        .prepare_cached("SELECT created_at FROM tasks WHERE id = ? AND tenant = ?")
         .and_then(|mut select| {
             select
-                .query_row([Id::from(id)], |row| Ok(Accepted { id, new: false, created_at: row.get(0)? }))
+                .query_row((Id::from(id), &task.tenant), |row| {
+                    Ok(Accepted { id, new: false, created_at: row.get(0)? })
+                })
                 .optional()
         })
         .map_err(store_error)

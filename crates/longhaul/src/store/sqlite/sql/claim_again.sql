@@ -1,4 +1,5 @@
-SELECT id, fence, tenant, handler, queue, attempts, max_attempts, crashes, deadline, last_seq
+SELECT rowid, id, rank, concurrency_key, tenant, handler, queue, attempts, max_attempts, crashes, deadline, fence,
+       last_seq
 FROM tasks INDEXED BY tasks_running
 WHERE state = 1 AND owner = ?1 AND claim_no = ?2
 ORDER BY rank, id

@@ -1,4 +1,4 @@
 SELECT seq, count, time, run, events, records
 FROM log
-WHERE task = ?1 AND seq <= ?2
+WHERE task = ?1
 ORDER BY seq

@@ -1,16 +1,17 @@
+-- Without RETURNING, which would cost a temporary table and a statement journal for every row; what
+-- it would return is known.
 UPDATE tasks
 SET state       = 1,
     ready       = 0,
     run_at      = NULL,
-    due_at      = deadline + ?7,
+    due_at      = ?7,
     holds       = ?6,
-    fence       = fence + 1,
+    fence       = ?9,
     owner       = ?2,
     claim_no    = ?3,
     lease_until = ?4,
     lease_boot  = ?5,
     commit_no   = 0,
-    last_seq    = last_seq + 1,
+    last_seq    = ?10,
     updated_at  = ?8
-WHERE id = ?1
-RETURNING id, fence, tenant, handler, queue, attempts, max_attempts, crashes, deadline, last_seq
+WHERE rowid = ?1

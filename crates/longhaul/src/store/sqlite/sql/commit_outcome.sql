@@ -18,4 +18,4 @@ SET commit_no   = ?2,
     claim_no    = NULL,
     lease_until = NULL,
     lease_boot  = NULL
-WHERE id = ?1
+WHERE rowid = ?1

@@ -5,4 +5,4 @@ SET commit_no  = ?2,
     crashes    = CASE WHEN ?4 THEN 0 ELSE crashes END,
     progress   = coalesce(?5, progress),
     updated_at = ?6
-WHERE id = ?1
+WHERE rowid = ?1

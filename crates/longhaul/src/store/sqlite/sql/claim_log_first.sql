@@ -1,0 +1,3 @@
+SELECT seq, count, time, run, events, records
+FROM log
+WHERE task = ?1 AND seq = 1
