@@ -13,10 +13,18 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The shortest, so that a clock that stands still does not make a busy loop.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
+/// The longest pause while the store does not answer.
+const MOST_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Sweeps until it is dropped.
 pub(crate) async fn keep(engine: Arc<Engine>) {
+    let mut patience = LONGEST_PAUSE;
     loop {
-        let pause = match engine.store.sweep(SWEEP_LIMIT).await {
+        let swept = engine.store.sweep(SWEEP_LIMIT).await;
+        if swept.is_ok() {
+            patience = LONGEST_PAUSE;
+        }
+        let pause = match swept {
             Ok(swept) if swept.is_full(SWEEP_LIMIT) => Duration::ZERO,
             Ok(swept) => swept
                 .next_due_in
@@ -24,7 +32,8 @@ pub(crate) async fn keep(engine: Arc<Engine>) {
                 .clamp(SHORTEST_PAUSE, LONGEST_PAUSE),
             Err(error) => {
                 tracing::warn!(%error, "a sweep failed; trying again");
-                LONGEST_PAUSE
+                patience = (patience * 2).min(MOST_PATIENCE);
+                patience
             }
         };
         tokio::time::sleep(pause).await;

@@ -443,10 +443,8 @@ impl Work {
                         }
                     });
                 }
-                Beat::Lost => {
-                    tracing::warn!(%task, fence, "the lease was lost; giving the task up");
-                    running.signals.send_modify(|signals| signals.lost = true);
-                }
+                // Or the run has just ended, and does not listen any more.
+                Beat::Lost => running.signals.send_modify(|signals| signals.lost = true),
             }
         }
     }

@@ -56,7 +56,8 @@ CREATE INDEX tasks_parked ON tasks (parked, rank, id) WHERE parked IS NOT NULL;
 -- Retention.
 CREATE INDEX tasks_finished ON tasks (finished_at) WHERE finished_at IS NOT NULL;
 -- Lists of what needs someone's attention: waiting, failed, cancelled.
-CREATE INDEX tasks_state ON tasks (state, id) WHERE state IN (2, 4, 5);
+-- (Not an IN list: SQLite would build a table of it at every change of a task.)
+CREATE INDEX tasks_state ON tasks (state, id) WHERE state = 2 OR state >= 4;
 CREATE UNIQUE INDEX tasks_idem_key ON tasks (tenant, idem_key) WHERE idem_key IS NOT NULL;
 CREATE INDEX tasks_digest ON tasks (tenant, digest) WHERE digest IS NOT NULL AND idem_key IS NULL;
 
@@ -70,7 +71,7 @@ CREATE TABLE log (
     events  TEXT    NOT NULL,
     records TEXT,
     PRIMARY KEY (task, seq)
-) WITHOUT ROWID;
+);
 
 CREATE TABLE states (
     task    BLOB    NOT NULL PRIMARY KEY,

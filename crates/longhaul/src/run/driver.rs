@@ -274,7 +274,11 @@ impl Driver {
     async fn write_end(&self, mut end: End) {
         loop {
             let commit = match &end {
-                End::Lost | End::Suspended => return,
+                End::Suspended => return,
+                End::Lost => {
+                    tracing::warn!(task = %self.run.id(), fence = self.run.fence(), "the lease was lost; giving the task up");
+                    return;
+                }
                 End::Returned(Ok(result)) => self.completed(result),
                 End::Returned(Err(error)) => self.failed(error),
                 End::Cancelled => self.cancelled(&self.cancel_request().await),

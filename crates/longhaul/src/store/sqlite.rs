@@ -61,7 +61,7 @@ impl SqliteStore {
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let mut connection = Connection::open_with_flags(&path, flags)
                 .map_err(|error| StoreError::Url(format!("cannot open '{path}': {error}")))?;
-            prepare(&mut connection, 16 * 1024)?;
+            prepare(&mut connection, 24 * 1024)?;
             Ok::<_, StoreError>((connection, path))
         });
         let (connection, path) = opened.await.map_err(|error| StoreError::Failed(error.to_string()))??;

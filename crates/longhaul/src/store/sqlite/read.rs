@@ -18,10 +18,12 @@ pub(super) fn task(sql: &Connection, tenant: &str, id: TaskId) -> rusqlite::Resu
 }
 
 pub(super) fn list(sql: &Connection, tenant: &str, filter: &Filter) -> rusqlite::Result<Vec<Task>> {
-    let text = if filter.oldest_first {
-        include_str!("sql/list_oldest.sql")
-    } else {
-        include_str!("sql/list_newest.sql")
+    let indexed = matches!(filter.state, Some(State::Waiting | State::Failed | State::Cancelled));
+    let text = match (indexed, filter.oldest_first) {
+        (false, false) => include_str!("sql/list_newest.sql"),
+        (false, true) => include_str!("sql/list_oldest.sql"),
+        (true, false) => include_str!("sql/list_state_newest.sql"),
+        (true, true) => include_str!("sql/list_state_oldest.sql"),
     };
     let (tag, value) = filter.tag.as_ref().map(|(tag, value)| (tag.as_str(), value.as_str())).unzip();
     sql.prepare_cached(text)?
