@@ -7,9 +7,9 @@
 //!   Repeating the same call is then safe: every entry is idempotent under ids made by the
 //!   caller.
 //! - Entries of a batch are independent: one that is refused does not hurt the others.
-//! - Times are the store's clock, never the caller's (see [`clock`]).
+//! - Times are the store's clock, never the caller's (see `clock.rs`).
 //!
-//! [`batch`] gathers single requests into these batches; [`rules`] holds the decisions both
+//! `batch.rs` gathers single requests into these batches; `rules.rs` holds the decisions both
 //! stores share; `postgres/` and `sqlite/` hold the SQL.
 
 use std::collections::BTreeMap;

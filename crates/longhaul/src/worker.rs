@@ -245,7 +245,9 @@ type AskedBeats = Asked<(Vec<(TaskId, u64)>, Result<Beats, StoreError>)>;
 
 impl Work {
     async fn run(mut self, shutdown: impl Future<Output = ()> + Send) {
-        let keeper = tokio::spawn(keeper::keep(Arc::clone(&self.engine)));
+        // Ends with this function, however that ends.
+        let mut keeper = JoinSet::new();
+        keeper.spawn(keeper::keep(Arc::clone(&self.engine)));
         let mut ready = self.engine.hints.on_ready();
         let mut controlled = self.engine.hints.on_controlled();
         let mut beat_tick = tokio::time::interval(self.settings.lease / 3);
@@ -256,6 +258,7 @@ impl Work {
         let mut beats: Option<AskedBeats> = None;
         let mut may_have_more = true;
         let mut drain: Option<Instant> = None;
+        let mut handed_back = false;
         tokio::pin!(shutdown);
 
         loop {
@@ -263,10 +266,11 @@ impl Work {
                 self.ended(ended);
             }
             let draining = drain.is_some();
-            if draining && claim.is_none() && self.running.is_empty() {
+            // A claim that is not answered even now is not waited for: its leases run out.
+            if draining && self.running.is_empty() && (claim.is_none() || handed_back) {
                 break;
             }
-            if claim.is_none() && may_have_more && !draining && self.has_room() {
+            if claim.is_none() && may_have_more && !draining && self.running.len() < self.settings.slots {
                 claim = Some(self.ask_claim());
             }
             tokio::select! {
@@ -299,36 +303,35 @@ impl Work {
                     tracing::info!(worker = %self.info.name, running = self.running.len(), "draining");
                     drain = Some(Instant::now() + self.settings.drain);
                 }
-                () = until(drain) => {
+                () = until(drain), if !handed_back => {
                     for running in self.running.values() {
                         running.signals.send_modify(|signals| signals.hand_back = true);
                     }
                     // What is left now ends by itself; the leases are kept alive meanwhile.
-                    drain = Some(Instant::now() + Duration::from_secs(86_400));
+                    handed_back = true;
                 }
             }
         }
-        keeper.abort();
+        drop(keeper);
         if let Err(error) = self.engine.store.retire(self.id).await {
             tracing::debug!(%error, "could not take the worker off the list; it is forgotten in time");
         }
     }
 
-    /// Whether a task could be started. While a suspect waits, only when nothing runs.
-    fn has_room(&self) -> bool {
-        self.running.len() < self.settings.slots && (!self.suspect_waits || self.running.is_empty())
-    }
-
+    /// Asks for as many tasks as there is room for. While a suspect waits for this worker to be
+    /// idle, for none: only whether it still waits.
     fn ask_claim(&mut self) -> AskedClaim {
         self.claims += 1;
+        let idle = self.running.is_empty();
+        let room = if self.suspect_waits && !idle { 0 } else { self.settings.slots - self.running.len() };
         let ask = Claim {
             worker: self.id,
             number: self.claims,
             queues: self.settings.queues.clone(),
             handlers: self.info.handlers.clone(),
-            max: (self.settings.slots - self.running.len()).min(MAX_CLAIM),
+            max: room.min(MAX_CLAIM),
             lease: self.settings.lease,
-            idle: self.running.is_empty(),
+            idle,
         };
         let store = Arc::clone(&self.engine.store);
         Box::pin(async move {
@@ -356,12 +359,12 @@ impl Work {
                 return false;
             }
         };
-        self.suspect_waits = claimed.suspect_waits;
+        let waited = std::mem::replace(&mut self.suspect_waits, claimed.suspect_waits);
         let some = !claimed.leases.is_empty();
         for lease in claimed.leases {
             self.start(lease, sent);
         }
-        some || (self.suspect_waits && self.running.is_empty())
+        some || (waited && !self.suspect_waits) || (self.suspect_waits && self.running.is_empty())
     }
 
     fn start(&mut self, lease: Lease, since: Instant) {

@@ -30,6 +30,7 @@ mod checkpoint;
 mod claim;
 mod commit;
 mod control;
+mod cost;
 mod hostile;
 mod keys;
 mod lease;

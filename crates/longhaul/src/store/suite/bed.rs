@@ -72,7 +72,7 @@ async fn run(test: impl Future<Output = ()> + Send + 'static) {
 pub(super) struct Bed {
     pub(super) store: Arc<dyn Store>,
     pub(super) worker: Uuid,
-    url: Arc<str>,
+    pub(super) url: Arc<str>,
     claims: Arc<AtomicU64>,
 }
 
