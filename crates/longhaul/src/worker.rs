@@ -4,7 +4,7 @@
 //! One loop owns the list of running tasks. Claims and heartbeats are asked for beside it, one of
 //! each at a time, so that a slow answer delays nothing else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use crate::record::{Record, records_of};
 use crate::retry::RetryPolicy;
 use crate::run::driver::{HandlerFuture, Manners, run_to_end};
 use crate::run::{Run, Signals};
+use crate::store::rules::SUSPECT_CRASHES;
 use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, Lease, StoreError, WorkerInfo};
 use crate::task::TaskId;
 
@@ -186,9 +187,12 @@ impl Worker {
             handlers: self.handlers,
             settings: self.settings,
             running: HashMap::new(),
+            line: VecDeque::new(),
             runs: JoinSet::new(),
+            pace: Pace::new(),
             claims: 0,
             suspect_waits: false,
+            suspect_runs: None,
         })
     }
 }
@@ -224,11 +228,17 @@ struct Work {
     info: WorkerInfo,
     handlers: HashMap<String, Handler>,
     settings: WorkerSettings,
+    /// Every task this worker holds, started or not.
     running: HashMap<TaskId, Running>,
+    /// Those that are not started yet, because every slot is taken.
+    line: VecDeque<(Lease, watch::Receiver<Signals>)>,
     runs: JoinSet<(TaskId, u64)>,
+    pace: Pace,
     claims: u64,
     /// A task suspected of killing its worker waits until this one runs nothing else.
     suspect_waits: bool,
+    /// Such a task runs here, alone.
+    suspect_runs: Option<TaskId>,
 }
 
 /// A task this worker holds.
@@ -237,6 +247,39 @@ struct Running {
     signals: watch::Sender<Signals>,
     /// Since when the lease has not been extended.
     since: Instant,
+}
+
+/// How fast tasks end here. As many are fetched ahead as end in a moment, so that short tasks are
+/// claimed in large batches, and long ones not before there is a slot for them.
+struct Pace {
+    since: Instant,
+    ended: u32,
+    per_second: f64,
+}
+
+impl Pace {
+    const WINDOW: Duration = Duration::from_millis(50);
+    const AHEAD: Duration = Duration::from_millis(100);
+
+    fn new() -> Self {
+        Self { since: Instant::now(), ended: 0, per_second: 0.0 }
+    }
+
+    fn one_ended(&mut self) {
+        self.ended += 1;
+        let elapsed = self.since.elapsed();
+        if elapsed >= Self::WINDOW {
+            *self = Self { per_second: f64::from(self.ended) / elapsed.as_secs_f64(), ..Self::new() };
+        }
+    }
+
+    /// How many tasks to have in line.
+    fn ahead(&self) -> usize {
+        if self.since.elapsed() > Self::WINDOW * 4 {
+            return 0;
+        }
+        ((self.per_second * Self::AHEAD.as_secs_f64()) as usize).min(MAX_CLAIM)
+    }
 }
 
 type Asked<T> = Pin<Box<dyn Future<Output = (Instant, T)> + Send>>;
@@ -259,6 +302,8 @@ impl Work {
         let mut may_have_more = true;
         let mut drain: Option<Instant> = None;
         let mut handed_back = false;
+        // Tasks that someone asked something of: a heartbeat tells what.
+        let mut to_ask: Vec<(TaskId, u64)> = Vec::new();
         tokio::pin!(shutdown);
 
         loop {
@@ -266,18 +311,25 @@ impl Work {
                 self.ended(ended);
             }
             let draining = drain.is_some();
+            while self.runs.len() < self.settings.slots || draining {
+                let Some((lease, told)) = self.line.pop_front() else { break };
+                self.start(lease, told);
+            }
             // A claim that is not answered even now is not waited for: its leases run out.
             if draining && self.running.is_empty() && (claim.is_none() || handed_back) {
                 break;
             }
-            if claim.is_none() && may_have_more && !draining && self.running.len() < self.settings.slots {
-                claim = Some(self.ask_claim());
+            if claim.is_none() && may_have_more && !draining {
+                claim = self.room().map(|room| self.ask_claim(room));
+            }
+            if beats.is_none() && !to_ask.is_empty() {
+                beats = Some(self.ask_beats(std::mem::take(&mut to_ask)));
             }
             tokio::select! {
                 biased;
                 _ = beat_tick.tick() => {
                     if beats.is_none() {
-                        beats = Some(self.ask_beats(self.settings.lease / 4, None));
+                        beats = Some(self.ask_beats(self.older_than(self.settings.lease / 4)));
                     }
                 }
                 (sent, (leases, answer)) = asked(&mut beats) => {
@@ -290,11 +342,10 @@ impl Work {
                 }
                 Some(ended) = self.runs.join_next(), if !self.runs.is_empty() => self.ended(ended),
                 told = controlled.recv() => {
-                    // After a gap every task may be meant.
-                    let only = told.ok();
-                    let ours = only.is_none_or(|task| self.running.contains_key(&task));
-                    if ours && beats.is_none() {
-                        beats = Some(self.ask_beats(Duration::ZERO, only));
+                    match told {
+                        Ok(task) => to_ask.extend(self.running.get(&task).map(|running| (task, running.fence))),
+                        // After a gap every task may be meant.
+                        Err(_) => to_ask = self.older_than(Duration::ZERO),
                     }
                 }
                 _ = ready.changed() => may_have_more = true,
@@ -302,10 +353,14 @@ impl Work {
                 () = &mut shutdown, if !draining => {
                     tracing::info!(worker = %self.info.name, running = self.running.len(), "draining");
                     drain = Some(Instant::now() + self.settings.drain);
+                    // What was not started goes back at once.
+                    for (lease, _) in &self.line {
+                        self.tell_hand_back(lease.task);
+                    }
                 }
                 () = until(drain), if !handed_back => {
-                    for running in self.running.values() {
-                        running.signals.send_modify(|signals| signals.hand_back = true);
+                    for &task in self.running.keys() {
+                        self.tell_hand_back(task);
                     }
                     // What is left now ends by itself; the leases are kept alive meanwhile.
                     handed_back = true;
@@ -318,12 +373,30 @@ impl Work {
         }
     }
 
-    /// Asks for as many tasks as there is room for. While a suspect waits for this worker to be
-    /// idle, for none: only whether it still waits.
-    fn ask_claim(&mut self) -> AskedClaim {
+    fn tell_hand_back(&self, task: TaskId) {
+        if let Some(running) = self.running.get(&task) {
+            running.signals.send_modify(|signals| signals.hand_back = true);
+        }
+    }
+
+    /// How many tasks to claim now; `None`: no claim. While a suspect waits for this worker to be
+    /// idle, none: it is only asked whether it still waits. While one runs, no claim at all.
+    fn room(&self) -> Option<usize> {
+        if self.suspect_runs.is_some() {
+            return None;
+        }
+        if self.suspect_waits && !self.running.is_empty() {
+            return Some(0);
+        }
+        let ahead = self.pace.ahead();
+        let room = (self.settings.slots + ahead).saturating_sub(self.running.len());
+        // Not before the line is half empty, so that what is claimed is a batch.
+        (room > 0 && self.line.len() <= ahead / 2).then_some(room)
+    }
+
+    fn ask_claim(&mut self, room: usize) -> AskedClaim {
         self.claims += 1;
         let idle = self.running.is_empty();
-        let room = if self.suspect_waits && !idle { 0 } else { self.settings.slots - self.running.len() };
         let ask = Claim {
             worker: self.id,
             number: self.claims,
@@ -362,12 +435,13 @@ impl Work {
         let waited = std::mem::replace(&mut self.suspect_waits, claimed.suspect_waits);
         let some = !claimed.leases.is_empty();
         for lease in claimed.leases {
-            self.start(lease, sent);
+            self.take_on(lease, sent);
         }
         some || (waited && !self.suspect_waits) || (self.suspect_waits && self.running.is_empty())
     }
 
-    fn start(&mut self, lease: Lease, since: Instant) {
+    /// Puts a leased task in line.
+    fn take_on(&mut self, lease: Lease, since: Instant) {
         let (task, fence) = (lease.task, lease.fence);
         let (signals, told) = watch::channel(Signals {
             lease_until: since + self.settings.lease,
@@ -375,10 +449,18 @@ impl Work {
             lost: false,
             hand_back: false,
         });
+        if lease.crashes >= SUSPECT_CRASHES {
+            self.suspect_runs = Some(task);
+        }
         if let Some(older) = self.running.insert(task, Running { fence, signals, since }) {
             // This worker lost the lease and got it anew before it noticed.
             older.signals.send_modify(|signals| signals.lost = true);
         }
+        self.line.push_back((lease, told));
+    }
+
+    fn start(&mut self, lease: Lease, told: watch::Receiver<Signals>) {
+        let (task, fence) = (lease.task, lease.fence);
         let engine = Arc::clone(&self.engine);
         let handler = self.handlers.get(&lease.handler).cloned();
         let lease_time = self.settings.lease;
@@ -392,8 +474,10 @@ impl Work {
     fn ended(&mut self, ended: Result<(TaskId, u64), tokio::task::JoinError>) {
         match ended {
             Ok((task, fence)) => {
+                self.pace.one_ended();
                 if self.running.get(&task).is_some_and(|running| running.fence == fence) {
                     self.running.remove(&task);
+                    self.suspect_runs = self.suspect_runs.filter(|suspect| *suspect != task);
                 }
             }
             // Handlers' panics are caught inside; this is a bug of the engine's, and the task
@@ -402,17 +486,14 @@ impl Work {
         }
     }
 
-    /// Asks to extend leases not extended for `older`, or that of one task.
-    fn ask_beats(&self, older: Duration, only: Option<TaskId>) -> AskedBeats {
-        let leases: Vec<(TaskId, u64)> = self
-            .running
-            .iter()
-            .filter(|(task, running)| match only {
-                Some(only) => **task == only,
-                None => running.since.elapsed() >= older,
-            })
-            .map(|(task, running)| (*task, running.fence))
-            .collect();
+    /// Leases not extended for `age`.
+    fn older_than(&self, age: Duration) -> Vec<(TaskId, u64)> {
+        let old = self.running.iter().filter(|(_, running)| running.since.elapsed() >= age);
+        old.map(|(task, running)| (*task, running.fence)).collect()
+    }
+
+    /// Asks to extend leases, and what became of them.
+    fn ask_beats(&self, leases: Vec<(TaskId, u64)>) -> AskedBeats {
         let beat = Heartbeat { worker: self.id, leases: leases.clone(), lease: self.settings.lease };
         let store = Arc::clone(&self.engine.store);
         Box::pin(async move {

@@ -293,3 +293,50 @@ async fn input_that_is_not_what_the_handler_takes_fails_without_a_retry() {
     assert_eq!((task.attempts, task.error.expect("says why").code.as_str()), (1, "bad_input"));
     worker.stop().await;
 }
+
+#[tokio::test]
+async fn a_task_suspected_of_killing_its_worker_runs_alone() {
+    let bed = Bed::memory().await;
+    let neighbours = Arc::new(AtomicU32::new(0));
+    let (begun, mut heard) = mpsc::unbounded_channel();
+    let make = || {
+        let (begun, client, counted) = (begun.clone(), bed.client.clone(), Arc::clone(&neighbours));
+        Worker::new(&bed.client)
+            .handler("suspect", move |run: Run, (): ()| {
+                let (begun, client, counted) = (begun.clone(), client.clone(), Arc::clone(&counted));
+                async move {
+                    let _ = begun.send(run.id());
+                    if run.fence() < 5 {
+                        std::future::pending::<()>().await;
+                    }
+                    // Two workers were lost with it: now nothing may start beside it, although
+                    // there is room and the worker is told of more than one new task.
+                    for _ in 0..3 {
+                        client.submit(NewTask::new("neighbour", &())).await.expect("accepted");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                    Ok::<_, TaskError>(counted.load(Ordering::SeqCst))
+                }
+            })
+            .handler("neighbour", {
+                let counted = Arc::clone(&neighbours);
+                move |_run: Run, (): ()| {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    async { Ok::<_, TaskError>(()) }
+                }
+            })
+    };
+    let mut worker = make().start().await.expect("starts");
+    let id = bed.client.submit(NewTask::new("suspect", &())).await.expect("accepted").id;
+    for _ in 0..2 {
+        heard.recv().await.expect("it runs");
+        worker.abort();
+        bed.client.clock().advance(Duration::from_secs(16));
+        worker = make().start().await.expect("starts");
+    }
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "0", "nothing ran beside it");
+    for task in bed.client.list(&longhaul::Filter::default()).await.expect("listed") {
+        assert_eq!(bed.ended(task.id).await.state, State::Completed, "and the others afterwards");
+    }
+    worker.stop().await;
+}
