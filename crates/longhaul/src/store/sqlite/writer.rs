@@ -16,7 +16,7 @@ use super::store_error;
 use crate::store::{Hints, StoreError};
 
 /// How often an idle writer looks for other processes' writes.
-const LOOK_EVERY: Duration = Duration::from_millis(15);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 type Job = Box<dyn FnOnce(&mut Connection) + Send>;
 
@@ -133,7 +133,8 @@ fn work(shared: &Shared, mut connection: Connection, hints: Option<&Hints>) {
             }
             None => {
                 let seen = data_version(&connection);
-                if seen != version {
+                // Unreadable for a moment is as if nothing had changed.
+                if seen.is_some() && seen != version {
                     version = seen;
                     if let Some(hints) = hints {
                         hints.tell_anything();
@@ -144,6 +145,7 @@ fn work(shared: &Shared, mut connection: Connection, hints: Option<&Hints>) {
     }
 }
 
-fn data_version(connection: &Connection) -> i64 {
-    connection.pragma_query_value(None, "data_version", |row| row.get(0)).unwrap_or(0)
+fn data_version(connection: &Connection) -> Option<i64> {
+    let mut pragma = connection.prepare_cached("PRAGMA data_version").ok()?;
+    pragma.query_row((), |row| row.get(0)).ok()
 }
