@@ -80,6 +80,20 @@ pub(crate) enum Record {
     Reopened,
 }
 
+impl Record {
+    /// The step it is about.
+    pub(crate) fn step(&self) -> Option<&str> {
+        match self {
+            Self::Intent { step, .. }
+            | Self::Done { step, .. }
+            | Self::Failed { step, .. }
+            | Self::InDoubt { step, .. }
+            | Self::Decided { step, .. } => Some(step),
+            Self::Input(_) | Self::Patched { .. } | Self::Checkpoint { .. } | Self::Reopened => None,
+        }
+    }
+}
+
 /// What a recorded name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -211,7 +211,7 @@ impl Run {
     ) -> Result<(), TaskError> {
         let data = serde_json::to_string(snapshot)?;
         let CheckpointPolicy { max_count, max_age } = policy;
-        let batch = self.desk().checkpoint(NewCheckpoint { version, iteration, data, max_count, max_age });
+        let batch = self.desk().checkpoint(NewCheckpoint { version, iteration, data, max_count, max_age })?;
         if let Some(batch) = batch {
             std::future::poll_fn(|cx| self.desk().poll_disk(batch, cx)).await;
         }
@@ -269,15 +269,18 @@ impl Run {
     /// Returns when an effect may start: the lease has more than a third of its time left, and
     /// the run is not closing. A run that is closing is dropped while it waits here.
     async fn may_start_effect(&self) {
-        if *self.inner.closed.borrow() {
-            return std::future::pending().await;
-        }
         let margin = self.inner.lease_time / 3;
-        let mut signals = self.inner.signals.clone();
         let safe = |signals: &Signals| signals.lease_until.saturating_duration_since(Instant::now()) > margin;
-        if !safe(&signals.borrow()) {
-            // Ends with the worker; the run is dropped before that.
-            let _ = signals.wait_for(safe).await;
+        loop {
+            if *self.inner.closed.borrow() {
+                return std::future::pending().await;
+            }
+            if safe(&self.inner.signals.borrow()) {
+                return;
+            }
+            // The worker drops the sender only after the run. What came with the news (a cancel,
+            // perhaps) is looked at first.
+            let _ = self.inner.signals.clone().wait_for(safe).await;
         }
     }
 }

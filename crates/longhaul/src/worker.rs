@@ -193,6 +193,7 @@ impl Worker {
             claims: 0,
             suspect_waits: false,
             suspect_runs: None,
+            draining: false,
         })
     }
 }
@@ -239,6 +240,8 @@ struct Work {
     suspect_waits: bool,
     /// Such a task runs here, alone.
     suspect_runs: Option<TaskId>,
+    /// Told to stop: what is not started goes back.
+    draining: bool,
 }
 
 /// A task this worker holds.
@@ -247,6 +250,8 @@ struct Running {
     signals: watch::Sender<Signals>,
     /// Since when the lease has not been extended.
     since: Instant,
+    /// Its run, once it is started.
+    run: Option<tokio::task::Id>,
 }
 
 /// How fast tasks end here. As many are fetched ahead as end in a moment, so that short tasks are
@@ -310,7 +315,7 @@ impl Work {
             while let Some(ended) = self.runs.try_join_next() {
                 self.ended(ended);
             }
-            let draining = drain.is_some();
+            let draining = self.draining;
             while self.runs.len() < self.settings.slots || draining {
                 let Some((lease, told)) = self.line.pop_front() else { break };
                 self.start(lease, told);
@@ -349,14 +354,18 @@ impl Work {
                     }
                 }
                 _ = ready.changed() => may_have_more = true,
-                _ = look_tick.tick() => may_have_more = true,
+                _ = look_tick.tick() => {
+                    may_have_more = true;
+                    if self.pace.ahead() == 0 {
+                        // The tasks that run are long ones after all: others may have those in line.
+                        self.give_up_line();
+                    }
+                }
                 () = &mut shutdown, if !draining => {
                     tracing::info!(worker = %self.info.name, running = self.running.len(), "draining");
                     drain = Some(Instant::now() + self.settings.drain);
-                    // What was not started goes back at once.
-                    for (lease, _) in &self.line {
-                        self.tell_hand_back(lease.task);
-                    }
+                    self.draining = true;
+                    self.give_up_line();
                 }
                 () = until(drain), if !handed_back => {
                     for &task in self.running.keys() {
@@ -370,6 +379,14 @@ impl Work {
         drop(keeper);
         if let Err(error) = self.engine.store.retire(self.id).await {
             tracing::debug!(%error, "could not take the worker off the list; it is forgotten in time");
+        }
+    }
+
+    /// Hands back every task that was not started; a run does it, and needs no slot for that.
+    fn give_up_line(&mut self) {
+        for (lease, told) in std::mem::take(&mut self.line) {
+            self.tell_hand_back(lease.task);
+            self.start(lease, told);
         }
     }
 
@@ -408,8 +425,10 @@ impl Work {
         };
         let store = Arc::clone(&self.engine.store);
         Box::pin(async move {
+            // From before the first question: a claim that was answered only when it was repeated
+            // has its leases since the first time.
+            let sent = Instant::now();
             loop {
-                let sent = Instant::now();
                 match store.claim(&ask).await {
                     // The claim may have happened: asked again under its number, it gives the
                     // same tasks.
@@ -447,12 +466,12 @@ impl Work {
             lease_until: since + self.settings.lease,
             cancel: None,
             lost: false,
-            hand_back: false,
+            hand_back: self.draining,
         });
         if lease.crashes >= SUSPECT_CRASHES {
             self.suspect_runs = Some(task);
         }
-        if let Some(older) = self.running.insert(task, Running { fence, signals, since }) {
+        if let Some(older) = self.running.insert(task, Running { fence, signals, since, run: None }) {
             // This worker lost the lease and got it anew before it noticed.
             older.signals.send_modify(|signals| signals.lost = true);
         }
@@ -465,10 +484,13 @@ impl Work {
         let handler = self.handlers.get(&lease.handler).cloned();
         let lease_time = self.settings.lease;
         let manners = Manners { cancel_grace: self.settings.cancel_grace, retry: self.settings.retry };
-        self.runs.spawn(async move {
+        let run = self.runs.spawn(async move {
             run_lease(engine, lease, lease_time, told, handler, manners).await;
             (task, fence)
         });
+        if let Some(running) = self.running.get_mut(&task).filter(|running| running.fence == fence) {
+            running.run = Some(run.id());
+        }
     }
 
     fn ended(&mut self, ended: Result<(TaskId, u64), tokio::task::JoinError>) {
@@ -482,7 +504,11 @@ impl Work {
             }
             // Handlers' panics are caught inside; this is a bug of the engine's, and the task
             // goes on elsewhere once its lease has run out.
-            Err(error) => tracing::error!(%error, "a run ended unexpectedly"),
+            Err(error) => {
+                tracing::error!(%error, "a run ended unexpectedly");
+                self.running.retain(|_, running| running.run != Some(error.id()));
+                self.suspect_runs = self.suspect_runs.filter(|suspect| self.running.contains_key(suspect));
+            }
         }
     }
 
@@ -547,7 +573,8 @@ async fn run_lease(
     let run = Run::new(engine, lease, lease_time, signals);
     let failed = |error| -> HandlerFuture { Box::pin(std::future::ready(Err(error))) };
     let (run, handler): (Run, HandlerFuture) = match (run, handler, input) {
-        (Ok(run), Some(handler), Ok(input)) => (run.clone(), handler(run, &input)),
+        // The handler is called inside of what is watched for panics.
+        (Ok(run), Some(handler), Ok(input)) => (run.clone(), Box::pin(async move { handler(run, &input).await })),
         (Ok(run), None, _) => {
             (run, failed(TaskError::retryable("no_handler", "the worker does not have this handler")))
         }

@@ -481,3 +481,50 @@ async fn a_step_given_up_in_doubt_is_in_doubt_again_when_the_task_is_resumed() {
     assert_eq!(payments.load(Ordering::SeqCst), 1, "not repeated");
     worker.stop().await;
 }
+
+#[tokio::test]
+async fn an_effect_that_did_not_happen_is_tried_only_as_often_as_it_may() {
+    let bed = Bed::memory().await;
+    let tries = Count::default();
+    let counted = Arc::clone(&tries);
+    let worker = Worker::new(&bed.client)
+        .handler("pay", move |run: Run, (): ()| {
+            let counted = Arc::clone(&counted);
+            async move {
+                run.step("pay", || async {
+                    bump(&counted);
+                    Err::<(), _>(TaskError::in_doubt("reset", "the connection was lost"))
+                })
+                .effect(Effect::Irreversible)
+                .retry(at_once(3))
+                .verify(|_| async { Ok::<_, TaskError>(None) })
+                .await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("pay", &())).await.expect("accepted").id;
+    let error = bed.ended(id).await.error.expect("an error");
+    assert_eq!((error.code.as_str(), error.details["attempts"].as_u64()), ("step_failed", Some(3)));
+    assert_eq!(tries.load(Ordering::SeqCst), 3);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_beside_a_step_is_an_error() {
+    let bed = Bed::memory().await;
+    let worker = Worker::new(&bed.client)
+        .handler("both", |run: Run, (): ()| async move {
+            let step = run.step("a", async || Ok::<_, TaskError>(1)).into_future();
+            let snapshot = run.checkpoint(1, 1, &1, longhaul::run::CheckpointPolicy::default());
+            let (step, snapshot) = tokio::join!(step, snapshot);
+            step.and(snapshot.map(|()| 1))
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("both", &())).await.expect("accepted").id;
+    assert_eq!(bed.ended(id).await.error.expect("an error").code, "checkpoint_in_flight");
+    worker.stop().await;
+}

@@ -340,3 +340,55 @@ async fn a_task_suspected_of_killing_its_worker_runs_alone() {
     }
     worker.stop().await;
 }
+
+#[tokio::test]
+async fn a_panic_before_the_handler_is_async_is_the_tasks_error_too() {
+    let bed = Bed::memory().await;
+    let worker = Worker::new(&bed.client)
+        .retry(at_once(2))
+        .handler("panics", |_run: Run, number: u32| {
+            assert!(number > 1, "too small");
+            async { Ok::<_, TaskError>(()) }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("panics", &1)).await.expect("accepted").id;
+    assert_eq!(bed.ended(id).await.error.expect("an error").code, "panic");
+    tokio::time::timeout(PATIENCE, worker.stop()).await.expect("nothing is left behind");
+}
+
+#[tokio::test]
+async fn tasks_fetched_ahead_go_back_when_the_slots_are_taken_for_long() {
+    let bed = Bed::memory().await;
+    let (begun, mut heard) = mpsc::unbounded_channel();
+    let make = |slots: usize| {
+        let begun = begun.clone();
+        Worker::new(&bed.client).slots(slots).drain(Duration::ZERO).handler(
+            "task",
+            move |_run: Run, long: bool| {
+                let begun = begun.clone();
+                async move {
+                    if long {
+                        let _ = begun.send(());
+                        std::future::pending::<()>().await;
+                    }
+                    Ok::<_, TaskError>(())
+                }
+            },
+        )
+    };
+    let first = make(1).start().await.expect("starts");
+    // Many short ones, so that it fetches ahead; then a long one in front of more short ones.
+    let tasks = (0..2_000).map(|number| NewTask::new("task", &(number == 1_000))).collect();
+    let ids: Vec<_> = bed.client.submit_many(tasks).await.expect("the store answers");
+    heard.recv().await.expect("the long one runs");
+    let second = make(4).start().await.expect("starts");
+    for (number, id) in ids.into_iter().enumerate() {
+        if number != 1_000 {
+            assert_eq!(bed.ended(id.expect("accepted").id).await.state, State::Completed);
+        }
+    }
+    first.stop().await;
+    second.stop().await;
+}

@@ -75,6 +75,16 @@ struct Outgoing {
 }
 
 impl Outgoing {
+    /// Keeps only what settles effects that were begun before, and what is told of those.
+    fn keep_settled(&mut self) {
+        self.records.retain(settles);
+        let settled: Vec<&str> = self.records.iter().filter_map(Record::step).collect();
+        self.events.retain(|event| event.step.as_deref().is_some_and(|step| settled.contains(&step)));
+        self.patches.clear();
+        self.checkpoint = None;
+        self.progress = None;
+    }
+
     fn add(&mut self, newer: Outgoing) {
         self.events.extend(newer.events);
         self.records.extend(newer.records);
@@ -109,6 +119,8 @@ pub(super) struct Desk {
     live: bool,
     /// Nothing new may start.
     closing: bool,
+    /// Nothing forward is accepted any more.
+    ended: bool,
 }
 
 impl Desk {
@@ -131,6 +143,7 @@ impl Desk {
             waiting_for_disk: Vec::new(),
             live: false,
             closing: false,
+            ended: false,
         }
     }
 
@@ -228,19 +241,25 @@ impl Desk {
 
     /// Gathers a snapshot. It begins a new part of the journal; what is recorded already in
     /// replay is not written again.
-    pub(super) fn checkpoint(&mut self, checkpoint: NewCheckpoint) -> Option<u64> {
+    pub(super) fn checkpoint(&mut self, checkpoint: NewCheckpoint) -> Result<Option<u64>, TaskError> {
+        if let Some((_, name)) = self.tickets.keys().next() {
+            return Err(TaskError::fatal(
+                "checkpoint_in_flight",
+                format!("'{name}' is under way; take a checkpoint when nothing else is"),
+            ));
+        }
         let part = self.part + 1;
         self.part = part;
         self.counts.clear();
         self.journal.skip_to(part);
         if part <= self.journal.newest_part() {
-            return None;
+            return Ok(None);
         }
         self.outgoing.checkpoint = Some(checkpoint);
-        Some(self.record(
+        Ok(Some(self.record(
             Record::Checkpoint { part },
             [NewEvent::new("checkpoint.saved", serde_json::json!({"part": part}))],
-        ))
+        )))
     }
 
     /// Goes on from a checkpoint that begins `part` at event `seq`. A journal that was not read
@@ -315,7 +334,7 @@ impl Desk {
     /// Lets operations without a record start, and those whose doubt was cleared start again.
     fn start(&mut self) -> bool {
         let mut started = false;
-        if self.closing {
+        if self.closing || self.suspending {
             return false;
         }
         for (key, ticket) in &mut self.tickets {
@@ -357,9 +376,10 @@ impl Desk {
     }
 
     /// From now on nothing new starts; what may not happen twice and is under way can still be
-    /// recorded.
-    pub(super) fn close(&mut self) {
+    /// recorded. After a cancel or a deadline (`ended`), only that.
+    pub(super) fn close(&mut self, ended: bool) {
         self.closing = true;
+        self.ended |= ended;
     }
 
     /// Whether an effect that may not happen twice is under way or on its way to the disk.
@@ -387,7 +407,7 @@ impl Desk {
     /// Makes a commit of what was gathered. While closing, only records of effects that were
     /// begun before are in it, and it is not a step forward.
     pub(super) fn take_commit(&mut self) -> Commit {
-        self.make_commit(!self.closing, None, None, None)
+        self.make_commit(!self.ended, None, None, None)
     }
 
     /// Makes the commit that ends the run, with everything that was gathered before it.
@@ -410,9 +430,7 @@ impl Desk {
     ) -> Commit {
         let mut outgoing = std::mem::take(&mut self.outgoing);
         if !forward {
-            outgoing.records.retain(settles);
-            outgoing.patches.clear();
-            outgoing.checkpoint = None;
+            outgoing.keep_settled();
         }
         self.number_patches(&mut outgoing);
         self.commits += 1;

@@ -51,6 +51,8 @@ enum End {
     Cancelled,
     DeadlineExceeded,
     HandBack,
+    /// The lease is over, by this host's clock.
+    LeaseOver,
     /// The lease is another's: nothing may be written any more.
     Lost,
 }
@@ -58,7 +60,9 @@ enum End {
 /// Runs a handler to its end, whatever that is, and writes it.
 pub(crate) async fn run_to_end(run: Run, handler: HandlerFuture, manners: Manners) {
     let driver = Driver { run, manners };
-    let end = driver.drive(handler).await;
+    let mut writing = None;
+    let end = driver.drive(handler, &mut writing).await;
+    let end = driver.settle(end, writing).await;
     driver.write_end(end).await;
 }
 
@@ -74,18 +78,18 @@ enum Polled {
 }
 
 /// The answer of the store to a commit, and what others wrote to the log before it.
-type Written = (Result<Result<Committed, CommitRefused>, StoreError>, Vec<LogRow>);
+type Written = (Result<Result<Committed, CommitRefused>, StoreError>, Result<Vec<LogRow>, StoreError>);
 /// A commit under way.
 type Writing = Pin<Box<dyn Future<Output = Written> + Send>>;
 
 impl Driver {
-    async fn drive(&self, handler: HandlerFuture) -> End {
+    /// Polls the handler until the run is over. `writing` is the commit that was under way then.
+    async fn drive(&self, handler: HandlerFuture, writing: &mut Option<Writing>) -> End {
         // A panic of the handler is the task's error, not the worker's.
         let mut handler = Box::pin(std::panic::AssertUnwindSafe(handler).catch_unwind());
         let mut signals = self.run.inner.signals.clone();
         let mut looked_for = self.run.inner.closed.subscribe();
         let deadline = self.run.inner.lease.deadline.map(|at| self.instant_of(at));
-        let mut writing: Option<Writing> = None;
         // Told to end, but an effect that may not happen twice is still to be recorded.
         let mut closing: Option<(Instant, End)> = None;
         let mut later: Option<(Instant, Next)> = None;
@@ -93,7 +97,7 @@ impl Driver {
         loop {
             let told = told_to_end(&signals.borrow_and_update(), deadline);
             match told {
-                Some(end @ (End::Lost | End::HandBack)) => return end,
+                Some(end @ (End::Lost | End::LeaseOver)) => return end,
                 Some(end) if closing.is_none() => closing = Some(self.close(end)),
                 _ => {}
             }
@@ -114,8 +118,8 @@ impl Driver {
                 () = sleep_until(lease_until) => {}
                 () = until(deadline), if closing.is_none() => {}
                 () = until(grace) => {}
-                answer = written(&mut writing) => {
-                    writing = None;
+                answer = written(writing) => {
+                    *writing = None;
                     match self.take_answer(answer) {
                         None => {}
                         Some(end @ (End::Cancelled | End::DeadlineExceeded)) => {
@@ -125,21 +129,22 @@ impl Driver {
                     }
                 }
                 polled = poll_fn(|cx| self.poll(&mut handler, armed, cx)) => match polled {
-                    Polled::Returned(_) if closing.is_some() => {
-                        // What it returns is not wanted any more.
-                        if let Some((_, end)) = closing.take() {
-                            return end;
+                    Polled::Returned(result) => return match closing {
+                        // After a cancel or a deadline, what it returns is not wanted any more.
+                        Some((_, end @ (End::Cancelled | End::DeadlineExceeded))) => end,
+                        _ => self.returned(result),
+                    },
+                    Polled::Wants(Next::Load) => tokio::select! {
+                        loaded = self.load() => {
+                            if let Err(error) = loaded {
+                                return End::Returned(Err(error));
+                            }
                         }
-                    }
-                    Polled::Returned(result) => return self.returned(result, writing, &mut signals).await,
-                    Polled::Wants(Next::Load) => {
-                        if let Err(error) = self.load().await {
-                            return End::Returned(Err(error));
-                        }
-                    }
+                        () = must_end(signals.clone(), deadline) => {}
+                    },
                     Polled::Wants(Next::Commit) => {
                         later = None;
-                        writing = Some(self.write());
+                        *writing = Some(self.write());
                     }
                     Polled::Wants(next) => {
                         let time = if next == Next::Idle { IDLE } else { COMPANY };
@@ -150,8 +155,8 @@ impl Driver {
                     later = None;
                     let next = self.run.desk().next();
                     match next {
-                        Next::Idle => writing = self.suspend(),
-                        Next::Commit | Next::CommitSoon => writing = Some(self.write()),
+                        Next::Idle => *writing = self.suspend(),
+                        Next::Commit | Next::CommitSoon => *writing = Some(self.write()),
                         _ => {}
                     }
                 }
@@ -184,33 +189,28 @@ impl Driver {
     }
 
     fn close(&self, end: End) -> (Instant, End) {
-        self.run.desk().close();
+        self.run.desk().close(!matches!(end, End::HandBack));
         self.run.inner.closed.send_replace(true);
         (Instant::now() + self.manners.cancel_grace, end)
     }
 
-    /// The handler returned. What is being written is waited for, so that its records are on
-    /// disk before the end is.
-    async fn returned(
-        &self,
-        result: Result<Box<RawValue>, TaskError>,
-        writing: Option<Writing>,
-        signals: &mut tokio::sync::watch::Receiver<Signals>,
-    ) -> End {
-        if let Some(writing) = writing {
-            tokio::select! {
-                answer = writing => {
-                    if let Some(end) = self.take_answer(answer) {
-                        return end;
-                    }
-                }
-                _ = signals.wait_for(|signals| signals.lost) => return End::Lost,
-            }
-        }
+    fn returned(&self, result: Result<Box<RawValue>, TaskError>) -> End {
         for step in self.run.desk().journal().unused() {
             tracing::warn!(task = %self.run.id(), step, "a recorded step was not asked for; was the handler changed?");
         }
         End::Returned(result)
+    }
+
+    /// Waits for the commit that was under way when the run ended, so that its records are on
+    /// disk before the end is, and so that the two cannot overtake each other.
+    async fn settle(&self, end: End, writing: Option<Writing>) -> End {
+        let Some(writing) = writing.filter(|_| !matches!(end, End::Lost | End::Suspended)) else { return end };
+        let mut signals = self.run.inner.signals.clone();
+        tokio::select! {
+            answer = writing => self.take_answer(answer).unwrap_or(end),
+            _ = signals.wait_for(|signals| signals.lost) => End::Lost,
+            () = sleep(OFFER_END) => end,
+        }
     }
 
     /// Reads the journal, all of it.
@@ -251,14 +251,23 @@ impl Driver {
         let mut desk = self.run.desk();
         let read = match answer {
             Ok(Ok(_)) if desk.is_suspending() => return Some(End::Suspended),
-            Ok(Ok(committed)) => desk.committed(&others, committed.last_seq),
+            Ok(Ok(committed)) => match others {
+                Ok(others) => desk.committed(&others, committed.last_seq),
+                Err(error) => {
+                    let written = desk.committed(&[], committed.last_seq);
+                    written.and(Err(TaskError::retryable("store", error.to_string())))
+                }
+            },
             Ok(Err(refused)) => {
                 desk.not_committed();
                 match refused {
                     CommitRefused::Fenced { .. } => return Some(End::Lost),
                     CommitRefused::Cancelled => return Some(End::Cancelled),
                     CommitRefused::DeadlineExceeded => return Some(End::DeadlineExceeded),
-                    CommitRefused::Stale { .. } => desk.load(&others, false),
+                    CommitRefused::Stale { .. } => match others {
+                        Ok(others) => desk.load(&others, false),
+                        Err(error) => Err(TaskError::retryable("store", error.to_string())),
+                    },
                 }
             }
             Err(error) => {
@@ -286,11 +295,19 @@ impl Driver {
                     let deadline = self.run.inner.lease.deadline.unwrap_or_default();
                     self.failed_for_good(deadline_error(deadline, "while the task was running"), false)
                 }
-                End::HandBack => self.handed_back(),
+                End::HandBack | End::LeaseOver => self.handed_back(),
             };
             end = match self.offer(commit).await {
                 Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
                 Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
+                Ok(Err(CommitRefused::Stale { .. })) => {
+                    // Others wrote to the log meanwhile; what was gathered follows theirs.
+                    self.run.desk().not_committed();
+                    if let Err(error) = self.load().await {
+                        end = End::Returned(Err(error));
+                    }
+                    continue;
+                }
                 Ok(Err(refused)) => {
                     tracing::info!(task = %self.run.id(), %refused, "the end of a run was refused");
                     return;
@@ -390,31 +407,65 @@ fn told_to_end(signals: &Signals, deadline: Option<Instant>) -> Option<End> {
     let now = Instant::now();
     if signals.lost {
         Some(End::Lost)
-    } else if signals.hand_back || now >= signals.lease_until {
-        Some(End::HandBack)
+    } else if now >= signals.lease_until {
+        Some(End::LeaseOver)
     } else if signals.cancel.is_some() {
         Some(End::Cancelled)
+    } else if deadline.is_some_and(|deadline| now >= deadline) {
+        Some(End::DeadlineExceeded)
     } else {
-        deadline.filter(|deadline| now >= *deadline).map(|_| End::DeadlineExceeded)
+        signals.hand_back.then_some(End::HandBack)
+    }
+}
+
+/// Returns when the run must end.
+async fn must_end(mut signals: tokio::sync::watch::Receiver<Signals>, deadline: Option<Instant>) {
+    loop {
+        let lease_until = {
+            let signals = signals.borrow_and_update();
+            if told_to_end(&signals, deadline).is_some() {
+                return;
+            }
+            signals.lease_until
+        };
+        tokio::select! {
+            _ = signals.changed() => {}
+            () = sleep_until(lease_until) => {}
+            () = until(deadline) => {}
+        }
     }
 }
 
 /// Writes a commit, for as long as the run is not dropped, and reads what others wrote before it.
 async fn write(engine: Arc<Engine>, commit: Commit, seen: u64) -> Written {
-    let task = commit.task;
     let answer = patiently(|| engine.commits.one(commit.clone())).await;
-    let others = match &answer {
-        Ok(Ok(committed)) => committed.first_seq > seen + 1,
-        Ok(Err(refused)) => matches!(refused, CommitRefused::Stale { .. }),
-        Err(_) => false,
+    let before = match &answer {
+        Ok(Ok(committed)) if committed.first_seq > seen + 1 => committed.first_seq,
+        Ok(Err(CommitRefused::Stale { .. })) => u64::MAX,
+        _ => return (answer, Ok(Vec::new())),
     };
-    if !others {
-        return (answer, Vec::new());
-    }
-    match patiently(|| engine.store.log(task, seen)).await {
+    let others = others_rows(&engine, commit.task, seen, before).await;
+    (answer, others)
+}
+
+/// The rows that others wrote to a task's log after number `after` and before number `before`.
+async fn others_rows(
+    engine: &Engine,
+    task: crate::task::TaskId,
+    mut after: u64,
+    before: u64,
+) -> Result<Vec<LogRow>, StoreError> {
+    let mut others = Vec::new();
+    loop {
+        let rows = patiently(|| engine.store.log(task, after)).await?;
+        let Some(last) = rows.last() else { return Ok(others) };
+        after = last.last_seq();
+        let done = after + 1 >= before;
         // Rows of this run are known already; others' have no run.
-        Ok(rows) => (answer, rows.into_iter().filter(|row| row.run == 0).collect()),
-        Err(error) => (Err(error), Vec::new()),
+        others.extend(rows.into_iter().filter(|row| row.run == 0 && row.seq < before));
+        if done {
+            return Ok(others);
+        }
     }
 }
 

@@ -129,8 +129,16 @@ where
                     match self.ask_verify(&operation, tries, &why).await {
                         // It happened: recorded, and released like any other result.
                         Some(true) => break,
-                        // It did not: try it.
-                        Some(false) => {}
+                        // It did not: a failed try like any other.
+                        Some(false) if self.policy.allows(tries) => {
+                            tokio::time::sleep(self.policy.delay(tries)).await;
+                        }
+                        Some(false) => {
+                            let error = step_failed(&operation.key.1, tries, why);
+                            let started = self.run.now_micros();
+                            operation.settle(self.effect, tries, started, Err(error)).await;
+                            break;
+                        }
                         None => {
                             operation.wait_for_decision();
                             break;
@@ -172,6 +180,7 @@ where
         let name = &operation.key.1;
         let started = run.now_micros();
         let begun = NewEvent::of_step("step.started", name, json!({"attempt": attempt})).at(started);
+        run.may_start_effect().await;
         if self.effect.needs_intent() {
             operation.record(Record::Intent { step: name.clone(), attempt }, [begun]).await;
         } else {

@@ -302,13 +302,16 @@ async fn claimed_before(store: &PostgresStore, ask: &Claim) -> Result<Vec<Lease>
     let rows = tx.rows(include_str!("sql/claim_again.sql"), &[&ask.worker, &to_i64(ask.number)]).await?;
     let found: Vec<Found> = rows.iter().map(Found::read).collect::<Result<_, _>>()?;
     let ids: Vec<Uuid> = found.iter().map(|found| found.candidate.id.0).collect();
-    let until: Vec<i64> = found.iter().map(|found| log_until(found.last_seq - 1)).collect();
+    let until: Vec<i64> = found.iter().map(|found| log_until(found.last_seq)).collect();
     let mut logs = by_task(&tx.rows(include_str!("sql/claim_log.sql"), &[&ids, &until]).await?)?;
     tx.commit().await?;
     let mut leases = Vec::with_capacity(found.len());
     for (found, row) in found.iter().zip(&rows) {
-        let log = logs.remove(&found.candidate.id.0).unwrap_or_default();
-        leases.push(found.lease(get_u64(row, 11)?, found.last_seq, log));
+        let fence = get_u64(row, 11)?;
+        let mut log = logs.remove(&found.candidate.id.0).unwrap_or_default();
+        // As the first time: without the row of this claim's own event.
+        log.retain(|row| row.run != fence);
+        leases.push(found.lease(fence, found.last_seq, log));
     }
     Ok(leases)
 }

@@ -34,8 +34,9 @@ pub(super) fn claim(tx: &mut Tx<'_>, ask: &Claim) -> Result<Claimed, StoreError>
             found = look(tx, ask, wanted, false)?;
         }
         let parked = take_and_park(tx, ask, found, wanted, idle, &mut claimed)?;
+        let alone = claimed.leases.iter().any(|lease| lease.crashes >= rules::SUSPECT_CRASHES);
         // What was parked is out of the way now; there may be others behind it.
-        if parked == 0 || claimed.leases.len() == ask.max {
+        if parked == 0 || alone || claimed.leases.len() == ask.max {
             break;
         }
     }
@@ -195,7 +196,7 @@ fn claimed_before(tx: &Tx<'_>, ask: &Claim) -> Result<Vec<Lease>, StoreError> {
     for Found { mut lease, .. } in found {
         lease.log = log_for(tx, &lease)?;
         // As the first time: without the row of this claim's own event.
-        lease.log.retain(|row| row.seq < lease.last_seq);
+        lease.log.retain(|row| row.run != lease.fence);
         leases.push(lease);
     }
     Ok(leases)
