@@ -122,8 +122,9 @@ impl Client {
 
     /// The task's events after number `after` (0: from the first).
     pub async fn events(&self, id: TaskId, after: u64) -> Result<Events, Error> {
-        self.task(id).await?;
-        Ok(Events::new(Arc::clone(&self.engine), id, after))
+        // A number that was never given is as the newest one: what comes is what is new.
+        let newest = self.task(id).await?.last_seq;
+        Ok(Events::new(Arc::clone(&self.engine), id, after.min(newest)))
     }
 
     /// The task's agent state and its version, if it has one.

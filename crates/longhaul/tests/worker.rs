@@ -392,3 +392,18 @@ async fn tasks_fetched_ahead_go_back_when_the_slots_are_taken_for_long() {
     first.stop().await;
     second.stop().await;
 }
+
+#[tokio::test]
+async fn a_reader_with_a_number_that_was_never_given_gets_what_is_new() {
+    let bed = Bed::memory().await;
+    bed.client.announce(&["later"]).await.expect("announced");
+    let id = bed.client.submit(NewTask::new("later", &())).await.expect("accepted").id;
+    let mut events = bed.client.events(id, 1_000).await.expect("the task is there");
+    let worker = Worker::new(&bed.client).handler("later", nothing).start().await.expect("starts");
+    let next = tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").expect("the store answers");
+    assert_eq!(next.expect("not over").kind, "task.started");
+    bed.ended(id).await;
+    let mut past = bed.client.events(id, 1_000).await.expect("the task is there");
+    assert!(past.next().await.expect("the store answers").is_none(), "over");
+    worker.stop().await;
+}

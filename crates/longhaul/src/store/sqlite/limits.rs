@@ -55,7 +55,8 @@ impl Tx<'_> {
     /// Writes the counters a claim has raised.
     pub(super) fn save_limits(&self, limits: &BTreeMap<String, Limit>) -> Result<(), StoreError> {
         let mut save = self.sql.prepare_cached(include_str!("sql/limit_save.sql")).map_err(store_error)?;
-        for (name, limit) in limits {
+        // A key that was only looked at has no row; one that holds something back does.
+        for (name, limit) in limits.iter().filter(|(_, limit)| limit.running > 0 || limit.max == 0) {
             save.execute((name, limit.max, limit.running)).map_err(store_error)?;
         }
         Ok(())
