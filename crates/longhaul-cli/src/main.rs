@@ -18,12 +18,14 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return exit::report(&exit::Failure::internal(format!("cannot start: {error}"))),
     };
-    let done = runtime.block_on(async {
+    // On a thread of the pool: this one would have to be woken for every answer.
+    let done = runtime.block_on(runtime.spawn(async {
         match args.command {
             Command::Bench(bench) => bench::run(bench).await,
             Command::BenchWorker(worker) => bench_worker::run(worker).await,
         }
-    });
+    }));
+    let done = done.unwrap_or_else(|error| Err(exit::Failure::internal(error.to_string())));
     // What is still under way in the background has nothing more to say.
     runtime.shutdown_background();
     match done {

@@ -84,17 +84,18 @@ pub(super) async fn drain(client: &Client, args: &BenchArgs, progress: &Progress
     progress.phase("draining", total);
     let done = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&done);
-    let stop = Arc::new(tokio::sync::Notify::new());
-    let stopping = Arc::clone(&stop);
+    let (last, mut last_run) = mpsc::channel(1);
     let started = Instant::now();
     let worker = Worker::new(client)
         .slots(args.workers)
         .handler("noop", move |run: Run, input: ()| {
-            let (counted, stopping) = (Arc::clone(&counted), Arc::clone(&stopping));
+            let (counted, last) = (Arc::clone(&counted), last.clone());
             async move {
+                let id = run.id();
                 noop(run, input).await?;
                 if counted.fetch_add(1, Ordering::Relaxed) + 1 == total {
-                    stopping.notify_one();
+                    // Of use to nobody once the scenario has given up.
+                    let _ = last.try_send(id);
                 }
                 Ok::<_, TaskError>(())
             }
@@ -104,16 +105,18 @@ pub(super) async fn drain(client: &Client, args: &BenchArgs, progress: &Progress
     let watch = tokio::time::timeout(PATIENCE, async {
         loop {
             tokio::select! {
-                () = stop.notified() => return,
+                last = last_run.recv() => return last,
                 () = tokio::time::sleep(Duration::from_millis(100)) => progress.at(done.load(Ordering::Relaxed)),
             }
         }
     });
-    if watch.await.is_err() {
+    let Ok(Some(last)) = watch.await else {
         return Err(Failure::found(format!("only {} of {total} tasks were run", done.load(Ordering::Relaxed))));
-    }
+    };
     if args.backlog > 0 {
-        // The worker goes on with the backlog; what counts is the time of the others.
+        // The worker goes on with the backlog; what counts is the time until the last of the others
+        // is on disk as completed.
+        client.wait(last, PATIENCE).await?;
         let seconds = started.elapsed().as_secs_f64();
         worker.stop().await;
         return Ok(Measured { tasks: total, seconds, per_second: total as f64 / seconds, ..Measured::default() });

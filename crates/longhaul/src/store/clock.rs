@@ -58,17 +58,25 @@ pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(CENTURY).min(CENTURY)
 }
 
-/// The host's boot clock and boot: leases on SQLite are measured by it, because the wall clock
-/// can be set while a worker runs and a reboot ends every worker.
-pub(crate) fn boot_clock() -> (i64, String) {
+/// The host's boot clock, microseconds: leases on SQLite are measured by it, because the wall clock
+/// can be set while a worker runs.
+pub(crate) fn boot_micros() -> i64 {
     #[cfg(target_os = "linux")]
     {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        (time.tv_sec * 1_000_000 + time.tv_nsec / 1_000, boot.trim().to_owned())
+        time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
     }
     #[cfg(not(target_os = "linux"))]
     {
-        (wall_micros(), String::new())
+        wall_micros()
     }
+}
+
+/// Which start of the host this is: a reboot ends every worker, and its boot clock begins anew.
+pub(crate) fn boot_id() -> String {
+    if !cfg!(target_os = "linux") {
+        return String::new();
+    }
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
 }

@@ -14,7 +14,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction};
 use uuid::Uuid;
 
-use super::clock::{Clock, boot_clock, wall_micros};
+use super::clock::{Clock, boot_id, boot_micros, wall_micros};
 use super::*;
 
 mod claim;
@@ -79,8 +79,8 @@ impl SqliteStore {
         let shared_file = readers.is_some();
         let writer = Writer::start(connection, shared_file.then(|| Arc::clone(&hints)))
             .map_err(|error| StoreError::Failed(format!("cannot start the writer thread: {error}")))?;
-        let (_, boot) = boot_clock();
-        Ok(Self { readers: readers.map(Arc::new), writer, hints, clock: Arc::default(), boot: boot.into() })
+        let boot = boot_id().into();
+        Ok(Self { readers: readers.map(Arc::new), writer, hints, clock: Arc::default(), boot })
     }
 
     /// Runs `job` in a writing transaction; gives hints when it is on disk.
@@ -97,7 +97,7 @@ impl SqliteStore {
                 let mut tx = Tx {
                     sql: transaction,
                     now: wall_micros() + offset,
-                    lease_now: boot_clock().0 + offset,
+                    lease_now: boot_micros() + offset,
                     boot: &boot,
                     depths: BTreeMap::new(),
                     told: Told::default(),

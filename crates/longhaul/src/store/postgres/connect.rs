@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, QueueMode, RecyclingMethod, Runtime,
+    TimeoutType,
 };
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -95,6 +96,8 @@ impl Address {
         });
         Pool::builder(manager)
             .max_size(size)
+            // The connection used last is the one whose server process has everything at hand.
+            .queue_mode(QueueMode::Lifo)
             .runtime(Runtime::Tokio1)
             .timeouts(deadpool_postgres::Timeouts {
                 wait: Some(PATIENCE),
