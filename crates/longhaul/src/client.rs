@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde_json::value::to_raw_value;
 use uuid::Uuid;
 
 use crate::engine::Engine;
@@ -10,10 +12,10 @@ use crate::feed::Events;
 use crate::record::Decision;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
-    Accepted, Action, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings, StoreError,
-    SubmitRefused, WorkerInfo,
+    Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings,
+    StoreError, SubmitRefused, WorkerInfo,
 };
-use crate::task::{NewTask, Task, TaskId};
+use crate::task::{Invalid, NewTask, Task, TaskId};
 
 /// What can go wrong for a client.
 #[derive(Debug, thiserror::Error)]
@@ -165,6 +167,66 @@ impl Client {
     ) -> Result<Controlled, Error> {
         let (step, reason) = (step.to_owned(), reason.map(str::to_owned));
         self.control(id, Action::Decide { step, decision, reason }).await
+    }
+
+    /// Sends the task a signal: a named message that its handler waits for, now or later.
+    pub async fn signal(&self, id: TaskId, name: &str, message: &impl Serialize) -> Result<Controlled, Error> {
+        let message = to_raw_value(message).map_err(|error| {
+            ControlRefused::from(Invalid::new("message", format!("cannot be written as JSON: {error}")))
+        })?;
+        self.control(id, Action::Signal { name: name.to_owned(), message }).await
+    }
+
+    /// Answers a question of the task: the one with this id, or the only open one.
+    pub async fn answer(&self, id: TaskId, question: Option<&str>, answer: &str) -> Result<Controlled, Error> {
+        let (question, answer) = (question.map(str::to_owned), answer.to_owned());
+        self.control(id, Action::Answer { id: question, answer }).await
+    }
+
+    /// Approves what the task asks for: the approval with this id, or the only open one. With
+    /// `digest`, only when it is still for what the one who decides saw.
+    pub async fn approve(
+        &self,
+        id: TaskId,
+        approval: Option<&str>,
+        reason: Option<&str>,
+        digest: Option<&str>,
+    ) -> Result<Controlled, Error> {
+        self.decide_approval(id, approval, true, reason, digest).await
+    }
+
+    /// Denies what the task asks for.
+    pub async fn deny(
+        &self,
+        id: TaskId,
+        approval: Option<&str>,
+        reason: Option<&str>,
+    ) -> Result<Controlled, Error> {
+        self.decide_approval(id, approval, false, reason, None).await
+    }
+
+    async fn decide_approval(
+        &self,
+        id: TaskId,
+        approval: Option<&str>,
+        approve: bool,
+        reason: Option<&str>,
+        digest: Option<&str>,
+    ) -> Result<Controlled, Error> {
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        self.control(id, Action::Approve { id: own(approval), approve, reason: own(reason), digest: own(digest) })
+            .await
+    }
+
+    /// The task's questions and approvals, oldest first.
+    pub async fn asks(&self, id: TaskId) -> Result<Vec<Ask>, Error> {
+        self.task(id).await?;
+        Ok(self.engine.store.asks(&self.tenant, Some(id)).await?)
+    }
+
+    /// Everything that waits for a person, oldest first.
+    pub async fn open_asks(&self) -> Result<Vec<Ask>, Error> {
+        Ok(self.engine.store.asks(&self.tenant, None).await?)
     }
 
     /// Removes a task that has ended, with its log.

@@ -29,7 +29,7 @@
 //!
 //! The rooms, in the order in which a task goes through them: [`task`] (what is submitted),
 //! [`client`] (how), [`store`] (where it lives), [`worker`] (who runs it), [`run`] (what a handler
-//! is given), `keeper` (what is due), `feed` (how others follow it).
+//! is given), [`saga`] (how it is undone), `keeper` (what is due), `feed` (how others follow it).
 
 pub mod client;
 mod engine;
@@ -40,6 +40,7 @@ mod keeper;
 mod record;
 mod retry;
 pub mod run;
+pub mod saga;
 pub mod state;
 pub mod store;
 pub mod task;
@@ -51,8 +52,9 @@ pub use event::{Event, Progress};
 pub use feed::Events;
 pub use record::{Decision, Effect};
 pub use retry::RetryPolicy;
-pub use run::{Run, StepContext};
+pub use run::{Approval, Risk, Run, StepContext};
+pub use saga::Saga;
 pub use state::{AgentState, StatePatch};
-pub use store::{Filter, QueueSettings, Settings};
+pub use store::{Ask, AskKind, AskStatus, Filter, QueueSettings, Settings};
 pub use task::{NewTask, Priority, State, Task, TaskId};
 pub use worker::{Worker, WorkerHandle};

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::state::StatePatch;
+use crate::task::State;
 
 /// What kind of effect a step has; decides whether it may be started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -63,9 +64,25 @@ pub(crate) enum Record {
     /// The task's input; in the first row of every log.
     Input(Box<RawValue>),
     /// An effect that must not happen twice is about to start.
-    Intent { step: String, attempt: u32 },
+    Intent {
+        step: String,
+        attempt: u32,
+        /// As in `Done`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        undoable: bool,
+    },
     /// A step ended well. `op` tells steps from other operations that share the name space.
-    Done { step: String, op: Op, effect: Effect, attempt: u32, started: i64, result: Box<RawValue> },
+    Done {
+        step: String,
+        op: Op,
+        effect: Effect,
+        attempt: u32,
+        started: i64,
+        result: Box<RawValue>,
+        /// It can be undone, and is when the task fails or is cancelled.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        undoable: bool,
+    },
     /// One try of a step failed; `last` means the step itself failed with it.
     Failed { step: String, effect: Effect, attempt: u32, started: i64, last: bool, error: TaskError },
     /// It is unknown whether the effect happened; a decision is needed.
@@ -76,8 +93,25 @@ pub(crate) enum Record {
     Patched { patch: StatePatch, version: u64 },
     /// A snapshot was taken. What follows is a new part of the journal, with names of its own.
     Checkpoint { part: u32 },
-    /// A new attempt or a resume begins: failures recorded before this no longer count.
-    Reopened,
+    /// A new attempt or a resume begins: failures recorded before this no longer count. After a
+    /// resume, steps that were undone and approvals do not count either.
+    Reopened {
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        resumed: bool,
+    },
+    /// A durable wait began. `until` is when it ends by itself, microseconds; `id` is what others
+    /// call it by.
+    Wait { step: String, op: Op, until: Option<i64>, id: Option<String> },
+    /// Something came from outside for whoever waits at this address. It is given to the handler
+    /// in the order of the log, like every other outcome.
+    Arrived { at: String, message: Box<RawValue> },
+    /// The task will end so, and what was done is undone first; nothing new is begun from here on.
+    Undoing { state: State, error: TaskError },
+    /// What a step did was undone.
+    Undone { part: u32, step: String },
+    /// Copied from the task this one was forked from: a step that is not repeated here, and not
+    /// undone either.
+    Inherited { part: u32, step: String, op: Op, result: Box<RawValue> },
 }
 
 impl Record {
@@ -88,8 +122,16 @@ impl Record {
             | Self::Done { step, .. }
             | Self::Failed { step, .. }
             | Self::InDoubt { step, .. }
-            | Self::Decided { step, .. } => Some(step),
-            Self::Input(_) | Self::Patched { .. } | Self::Checkpoint { .. } | Self::Reopened => None,
+            | Self::Decided { step, .. }
+            | Self::Wait { step, .. }
+            | Self::Undone { step, .. }
+            | Self::Inherited { step, .. } => Some(step),
+            Self::Input(_)
+            | Self::Patched { .. }
+            | Self::Checkpoint { .. }
+            | Self::Reopened { .. }
+            | Self::Arrived { .. }
+            | Self::Undoing { .. } => None,
         }
     }
 }
@@ -104,6 +146,20 @@ pub(crate) enum Op {
     Publish,
     /// `run.patch`
     Patch,
+    /// `run.sleep`
+    Sleep,
+    /// `run.signal`
+    Signal,
+    /// `run.ask`
+    Question,
+    /// `run.approve`
+    Approval,
+    /// `child.join`
+    Join,
+    /// `run.lock`
+    Lock,
+    /// The undo of a step.
+    Undo,
 }
 
 impl Op {
@@ -113,6 +169,13 @@ impl Op {
             Self::Step => "step",
             Self::Publish => "publish",
             Self::Patch => "patch",
+            Self::Sleep => "sleep",
+            Self::Signal => "signal",
+            Self::Question => "question",
+            Self::Approval => "approval",
+            Self::Join => "join",
+            Self::Lock => "lock",
+            Self::Undo => "undo",
         }
     }
 }
@@ -131,8 +194,15 @@ mod tests {
     fn a_result_is_replayed_byte_for_byte() {
         let text = r#"{"b": 1,   "a":1.50, "n":12345678901234567890}"#;
         let result = RawValue::from_string(text.to_owned()).expect("test input is JSON");
-        let record =
-            Record::Done { step: "s".into(), op: Op::Step, effect: Effect::Read, attempt: 1, started: 0, result };
+        let record = Record::Done {
+            step: "s".into(),
+            op: Op::Step,
+            effect: Effect::Read,
+            attempt: 1,
+            started: 0,
+            result,
+            undoable: false,
+        };
         let stored = serde_json::to_string(&[record]).expect("records serialise");
         let read: Vec<Record> = serde_json::from_str(&stored).expect("and parse");
         let Record::Done { result, .. } = &read[0] else { panic!("another record came back") };

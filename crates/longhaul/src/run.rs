@@ -31,10 +31,13 @@ pub(crate) mod driver;
 mod journal;
 mod resume;
 mod step;
+mod undo;
+pub(crate) mod wait;
 
 pub use step::{Step, StepContext};
+pub use wait::{Approval, Approve, Question, Risk};
 
-use desk::{Desk, Turn};
+use desk::{Asking, Desk, Turn};
 use journal::Key;
 
 /// Events that only the engine tells.
@@ -51,6 +54,8 @@ pub(crate) struct Signals {
     pub(crate) lost: bool,
     /// The worker stops: hand the task back.
     pub(crate) hand_back: bool,
+    /// The number of the task's newest event, as far as the worker has heard.
+    pub(crate) last_seq: u64,
 }
 
 /// A handler's way to do durable work. Cheap to clone.
@@ -179,13 +184,13 @@ impl Run {
             return Err(TaskError::fatal("bad_event_type", Invalid::new("type", problem).to_string()));
         }
         let data = serde_json::to_value(payload)?;
-        let operation = self.ask(&format!("publish {kind}"), None, Op::Publish, Effect::Read)?;
+        let operation = self.take_place(Asking::plain(&format!("publish {kind}"), Op::Publish))?;
         operation.once(|| [NewEvent::new(kind, data)]).await
     }
 
     /// Changes the task's state; recorded and told as `state.patched`.
     pub async fn patch(&self, patch: StatePatch) -> Result<(), TaskError> {
-        let operation = self.ask("patch", None, Op::Patch, Effect::Read)?;
+        let operation = self.take_place(Asking::plain("patch", Op::Patch))?;
         operation
             .once(|| {
                 let event = NewEvent::new("state.patched", json!({"version": 0, "patch": patch, "by": "run"}));
@@ -238,9 +243,10 @@ impl Run {
         let _ = signals.wait_for(|signals| signals.cancel.is_some()).await;
     }
 
-    fn ask(&self, name: &str, key: Option<&str>, op: Op, effect: Effect) -> Result<Operation, TaskError> {
-        let key = self.desk().ask(name, key, op, effect)?;
-        Ok(Operation { run: self.clone(), key })
+    fn take_place(&self, asking: Asking<'_>) -> Result<Operation, TaskError> {
+        let op = asking.op;
+        let key = self.desk().ask(asking)?;
+        Ok(Operation { run: self.clone(), key, op })
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -253,6 +259,12 @@ impl Run {
         self.inner.engine.store.clock().now_micros()
     }
 
+    /// This host's clock at a time of the store's.
+    fn instant_of(&self, at: i64) -> Instant {
+        let left = at.saturating_sub(self.now_micros()).max(0).unsigned_abs();
+        Instant::now() + Duration::from_micros(left)
+    }
+
     /// Something was gathered outside of the handler's own polling (another task of the
     /// handler's): the driver must look.
     fn wake_driver(&self) {
@@ -262,7 +274,13 @@ impl Run {
     fn context(&self, key: &Key, attempt: u32) -> StepContext {
         let (part, step) = key;
         let task = self.id();
-        let idempotency_key = if *part == 0 { format!("{task}/{step}") } else { format!("{task}/{part}/{step}") };
+        let mut idempotency_key =
+            if *part == 0 { format!("{task}/{step}") } else { format!("{task}/{part}/{step}") };
+        // A step that was undone and starts again is another call to the outside.
+        let generation = self.desk().journal().generation(key);
+        if generation > 0 {
+            idempotency_key = format!("{idempotency_key}~{}", generation + 1);
+        }
         StepContext { task, step: step.clone(), idempotency_key, attempt, fence: self.fence() }
     }
 
@@ -304,6 +322,7 @@ impl Default for CheckpointPolicy {
 struct Operation {
     run: Run,
     key: Key,
+    op: Op,
 }
 
 impl Operation {
@@ -315,20 +334,20 @@ impl Operation {
             Turn::Start(_) => {}
         }
         let events = events();
-        let op = if self.key.1.starts_with("publish ") { Op::Publish } else { Op::Patch };
-        let record = Record::Done {
-            step: self.key.1.clone(),
-            op,
-            effect: Effect::Read,
-            attempt: 1,
-            started: self.run.now_micros(),
-            result: RawValue::NULL.to_owned(),
-        };
+        let record = self.done(self.run.now_micros(), RawValue::NULL.to_owned());
         self.record(record, events).await;
         match self.turn().await {
             Turn::Recorded(outcome) => outcome.map(drop),
             Turn::Start(_) => Ok(()),
         }
+    }
+}
+
+impl Operation {
+    /// The record of an operation without an effect of its own.
+    fn done(&self, started: i64, result: Box<RawValue>) -> Record {
+        let (step, op) = (self.key.1.clone(), self.op);
+        Record::Done { step, op, effect: Effect::Read, attempt: 1, started, result, undoable: false }
     }
 }
 

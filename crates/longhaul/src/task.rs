@@ -455,6 +455,11 @@ fn text(field: &'static str, value: &str, max: usize) -> Result<(), Invalid> {
     Ok(())
 }
 
+/// Whether something may be called so.
+pub(crate) fn check_name(field: &'static str, value: &str) -> Result<(), Invalid> {
+    name(field, value, 128)
+}
+
 /// A name that appears in URLs, limits and file names.
 fn name(field: &'static str, value: &str, max: usize) -> Result<(), Invalid> {
     text(field, value, max)?;
@@ -480,6 +485,11 @@ pub struct Waiting {
     /// Until when at the latest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
+}
+
+impl Waiting {
+    /// The kinds, those that a person has to do something about first.
+    pub const KINDS: [&'static str; 7] = ["in_doubt", "approval", "question", "signal", "child", "lock", "timer"];
 }
 
 /// A task as seen from outside.

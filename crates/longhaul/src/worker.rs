@@ -467,6 +467,7 @@ impl Work {
             cancel: None,
             lost: false,
             hand_back: self.draining,
+            last_seq: lease.last_seq,
         });
         if lease.crashes >= SUSPECT_CRASHES {
             self.suspect_runs = Some(task);
@@ -544,10 +545,11 @@ impl Work {
                 continue;
             };
             match beat {
-                Beat::Held { cancel, .. } => {
+                Beat::Held { cancel, last_seq } => {
                     running.since = sent;
                     running.signals.send_modify(|signals| {
                         signals.lease_until = until;
+                        signals.last_seq = signals.last_seq.max(last_seq);
                         if cancel.is_some() {
                             signals.cancel = cancel;
                         }

@@ -36,6 +36,10 @@ CREATE TABLE tasks (
     rank            bigint   NOT NULL,
     state           smallint NOT NULL,
     phase           smallint NOT NULL DEFAULT 0,
+    -- something was done that is undone if the task fails
+    undoable        boolean  NOT NULL DEFAULT false,
+    -- it ended, and its parent has not been told
+    untold          boolean  NOT NULL DEFAULT false,
     ready           boolean  NOT NULL,
     due_at          bigint,
     run_at          bigint,
@@ -67,6 +71,9 @@ CREATE INDEX tasks_running ON tasks (owner, claim_no) WHERE state = 1;
 CREATE INDEX tasks_due ON tasks (due_at) WHERE due_at IS NOT NULL;
 -- What a limit holds back, in the order in which it is let go.
 CREATE INDEX tasks_parked ON tasks (parked, rank, id) WHERE parked IS NOT NULL;
+-- Whose parents have not been told that they ended, and whose child is whose.
+CREATE INDEX tasks_untold ON tasks (parent) WHERE untold;
+CREATE INDEX tasks_parent ON tasks (parent) WHERE parent IS NOT NULL;
 -- Retention.
 CREATE INDEX tasks_finished ON tasks (finished_at) WHERE finished_at IS NOT NULL;
 -- Lists of what is neither simply done nor in the two indexes above (waiting, failed, cancelled).
@@ -102,6 +109,26 @@ CREATE TABLE checkpoints (
     created_at bigint NOT NULL,
     PRIMARY KEY (task, seq)
 );
+
+-- What is asked of people: questions (kind 0) and approvals (kind 1). `step` is where the answer
+-- arrives, `digest` names exactly what is approved.
+CREATE TABLE asks (
+    task         uuid    NOT NULL,
+    id           text    NOT NULL,
+    kind         smallint NOT NULL,
+    status       smallint NOT NULL,
+    step         text    NOT NULL,
+    text         text    NOT NULL,
+    subject      text    NOT NULL,
+    digest       text    NOT NULL,
+    requested_at bigint NOT NULL,
+    expires_at   bigint,
+    decided_at   bigint,
+    decided_by   text,
+    reason       text,
+    PRIMARY KEY (task, id)
+);
+CREATE INDEX asks_open ON asks (requested_at) WHERE status = 0;
 
 CREATE TABLE queues (
     name        text   NOT NULL COLLATE "C" PRIMARY KEY,

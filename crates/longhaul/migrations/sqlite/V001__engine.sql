@@ -21,6 +21,10 @@ CREATE TABLE tasks (
     rank            INTEGER NOT NULL,
     state           INTEGER NOT NULL,
     phase           INTEGER NOT NULL DEFAULT 0,
+    -- something was done that is undone if the task fails
+    undoable        INTEGER NOT NULL DEFAULT 0,
+    -- it ended, and its parent has not been told
+    untold          INTEGER NOT NULL DEFAULT 0,
     ready           INTEGER NOT NULL,
     due_at          INTEGER,
     run_at          INTEGER,
@@ -53,6 +57,9 @@ CREATE INDEX tasks_running ON tasks (owner, claim_no) WHERE state = 1;
 CREATE INDEX tasks_due ON tasks (due_at) WHERE due_at IS NOT NULL;
 -- What a limit holds back, in the order in which it is let go.
 CREATE INDEX tasks_parked ON tasks (parked, rank, id) WHERE parked IS NOT NULL;
+-- Whose parents have not been told that they ended, and whose child is whose.
+CREATE INDEX tasks_untold ON tasks (parent) WHERE untold = 1;
+CREATE INDEX tasks_parent ON tasks (parent) WHERE parent IS NOT NULL;
 -- Retention.
 CREATE INDEX tasks_finished ON tasks (finished_at) WHERE finished_at IS NOT NULL;
 -- Lists of what needs someone's attention: waiting, failed, cancelled.
@@ -89,6 +96,26 @@ CREATE TABLE checkpoints (
     created_at INTEGER NOT NULL,
     PRIMARY KEY (task, seq)
 );
+
+-- What is asked of people: questions (kind 0) and approvals (kind 1). `step` is where the answer
+-- arrives, `digest` names exactly what is approved.
+CREATE TABLE asks (
+    task         BLOB    NOT NULL,
+    id           TEXT    NOT NULL,
+    kind         INTEGER NOT NULL,
+    status       INTEGER NOT NULL,
+    step         TEXT    NOT NULL,
+    text         TEXT    NOT NULL,
+    subject      TEXT    NOT NULL,
+    digest       TEXT    NOT NULL,
+    requested_at INTEGER NOT NULL,
+    expires_at   INTEGER,
+    decided_at   INTEGER,
+    decided_by   TEXT,
+    reason       TEXT,
+    PRIMARY KEY (task, id)
+);
+CREATE INDEX asks_open ON asks (requested_at) WHERE status = 0;
 
 CREATE TABLE queues (
     name        TEXT    NOT NULL PRIMARY KEY,

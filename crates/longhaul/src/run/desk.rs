@@ -8,17 +8,48 @@
 //! No I/O here; the driver (`driver.rs`) does what the desk says.
 
 use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use serde_json::value::RawValue;
 
-use super::journal::{Journal, Key, Unfinished};
+use super::StepContext;
+pub(super) use super::journal::Unfinished;
+use super::journal::{Journal, Key};
 use crate::error::TaskError;
 use crate::event::{LogEntry, LogRow, NewEvent};
 use crate::record::{Effect, Op, Record};
+use crate::retry::RetryPolicy;
 use crate::state::{AgentState, StatePatch};
-use crate::store::{Commit, NewCheckpoint, Outcome};
-use crate::task::{TaskId, Waiting};
+use crate::store::{AskChange, Commit, NewCheckpoint, Outcome};
+use crate::task::{Phase, TaskId, Waiting};
+
+/// An operation that takes its place on the desk.
+pub(super) struct Asking<'a> {
+    pub(super) name: &'a str,
+    /// Tells operations of one name apart that are under way at the same time.
+    pub(super) key: Option<&'a str>,
+    pub(super) op: Op,
+    pub(super) effect: Effect,
+    pub(super) address: Option<Address>,
+    pub(super) undo: Option<Undo>,
+}
+
+/// Where what an operation waits for arrives.
+pub(super) enum Address {
+    /// Here, whichever operation waits.
+    At(String),
+    /// At a place of the operation's own, below this one.
+    Own(&'static str),
+}
+
+impl<'a> Asking<'a> {
+    /// One without an effect of its own.
+    pub(super) fn plain(name: &'a str, op: Op) -> Self {
+        Self { name, key: None, op, effect: Effect::Read, address: None, undo: None }
+    }
+}
 
 /// What an operation is told when its turn has come.
 pub(super) enum Turn {
@@ -58,9 +89,24 @@ struct Ticket {
     base: String,
     op: Op,
     effect: Effect,
+    /// Where what it waits for arrives.
+    address: Option<String>,
+    /// Its place among all that asked: of two that wait at one address, the first is served first.
+    number: u64,
+    undoable: bool,
     stage: Stage,
     waker: Option<Waker>,
 }
+
+/// How to undo a step, given its result.
+pub(super) struct Undo {
+    pub(super) work: UndoWork,
+    pub(super) policy: RetryPolicy,
+    pub(super) timeout: Option<std::time::Duration>,
+}
+
+pub(super) type UndoWork =
+    Box<dyn FnMut(StepContext, &RawValue) -> Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>> + Send>;
 
 /// What was gathered for the next commit.
 #[derive(Default)]
@@ -69,6 +115,7 @@ struct Outgoing {
     records: Vec<Record>,
     patches: Vec<StatePatch>,
     checkpoint: Option<NewCheckpoint>,
+    asks: Vec<AskChange>,
     progress: Option<String>,
     /// Someone waits for it; otherwise it may go with the next one.
     urgent: bool,
@@ -82,6 +129,7 @@ impl Outgoing {
         self.events.retain(|event| event.step.as_deref().is_some_and(|step| settled.contains(&step)));
         self.patches.clear();
         self.checkpoint = None;
+        self.asks.clear();
         self.progress = None;
     }
 
@@ -90,6 +138,7 @@ impl Outgoing {
         self.records.extend(newer.records);
         self.patches.extend(newer.patches);
         self.checkpoint = newer.checkpoint.or(self.checkpoint.take());
+        self.asks.extend(newer.asks);
         self.progress = newer.progress.or(self.progress.take());
         self.urgent |= newer.urgent;
     }
@@ -121,6 +170,11 @@ pub(super) struct Desk {
     closing: bool,
     /// Nothing forward is accepted any more.
     ended: bool,
+    /// How to undo the steps that were asked for, in case they are completed.
+    undos: HashMap<Key, Undo>,
+    /// What was done is being undone: only that is written.
+    undoing: bool,
+    asked: u64,
 }
 
 impl Desk {
@@ -144,13 +198,17 @@ impl Desk {
             live: false,
             closing: false,
             ended: false,
+            undos: HashMap::new(),
+            undoing: false,
+            asked: 0,
         }
     }
 
     // --- for operations ---
 
     /// Puts an operation on the desk. The name is made unique by its place in line, or by `key`.
-    pub(super) fn ask(&mut self, name: &str, key: Option<&str>, op: Op, effect: Effect) -> Result<Key, TaskError> {
+    pub(super) fn ask(&mut self, asking: Asking<'_>) -> Result<Key, TaskError> {
+        let Asking { name, key, op, effect, address, undo } = asking;
         let base = key.map_or_else(|| name.to_owned(), |key| format!("{name}:{key}"));
         if self.tickets.values().any(|ticket| ticket.base == base) {
             return Err(TaskError::fatal(
@@ -163,6 +221,10 @@ impl Desk {
         *count += 1;
         let full = if *count == 1 { base.clone() } else { format!("{base}#{count}") };
         let key = (self.part, full);
+        let address = address.map(|address| match address {
+            Address::At(address) => address,
+            Address::Own(place) => format!("{place}{}/{}", key.0, key.1),
+        });
         if let Some(recorded) = self.journal.recorded(&key).and_then(|recorded| recorded.op)
             && recorded != op
         {
@@ -172,7 +234,15 @@ impl Desk {
             )
             .detail("step", key.1));
         }
-        self.tickets.insert(key.clone(), Ticket { base, op, effect, stage: Stage::Asked, waker: None });
+        self.asked += 1;
+        let (number, undoable) = (self.asked, undo.is_some());
+        if let Some(undo) = undo {
+            self.undos.insert(key.clone(), undo);
+        }
+        self.tickets.insert(
+            key.clone(),
+            Ticket { base, op, effect, address, number, undoable, stage: Stage::Asked, waker: None },
+        );
         Ok(key)
     }
 
@@ -207,6 +277,44 @@ impl Desk {
         }
     }
 
+    /// The operation's wait is over by itself: something of it is under way again.
+    pub(super) fn stop_waiting(&mut self, key: &Key) {
+        if let Some(ticket) = self.tickets.get_mut(key).filter(|ticket| matches!(ticket.stage, Stage::Waiting(_)))
+        {
+            ticket.stage = Stage::Working;
+        }
+    }
+
+    /// Where what the operation waits for arrives.
+    pub(super) fn address_of(&self, key: &Key) -> Option<String> {
+        self.tickets.get(key)?.address.clone()
+    }
+
+    /// Puts an operation of a known name on the desk, while undoing.
+    pub(super) fn ask_again(&mut self, key: &Key, op: Op) -> Result<(), TaskError> {
+        if self.tickets.contains_key(key) {
+            return Err(TaskError::fatal("ambiguous_step", format!("'{}' is already under way", key.1)));
+        }
+        self.asked += 1;
+        let ticket = Ticket {
+            base: key.1.clone(),
+            op,
+            effect: Effect::Idempotent,
+            address: None,
+            number: self.asked,
+            undoable: false,
+            stage: Stage::Asked,
+            waker: None,
+        };
+        self.tickets.insert(key.clone(), ticket);
+        Ok(())
+    }
+
+    /// Gathers a question or approval that is opened or closed.
+    pub(super) fn ask_changed(&mut self, change: AskChange) {
+        self.outgoing.asks.push(change);
+    }
+
     /// The operation is over, or was dropped.
     pub(super) fn leave(&mut self, key: &Key) {
         self.tickets.remove(key);
@@ -218,6 +326,12 @@ impl Desk {
         self.outgoing.records.push(record);
         self.outgoing.urgent = true;
         self.batch
+    }
+
+    /// Gathers a record that can wait for the next commit.
+    pub(super) fn note(&mut self, record: Record, event: NewEvent) {
+        self.outgoing.events.push(event);
+        self.outgoing.records.push(record);
     }
 
     /// Gathers an event that can wait for the next commit.
@@ -293,13 +407,15 @@ impl Desk {
         if self.release() || self.start() {
             return Next::Poll;
         }
-        if let Some(write) = self.next_write() {
-            return write;
-        }
-        let idle = !self.tickets.is_empty()
-            && !self.commit_under_way
+        let only_waits = !self.tickets.is_empty()
             && self.tickets.values().all(|ticket| matches!(ticket.stage, Stage::Waiting(_)));
-        if idle { Next::Idle } else { Next::Wait }
+        match self.next_write() {
+            // What nobody waits for is written when the run is suspended, in one transaction.
+            Some(Next::CommitSoon) if only_waits => Next::Idle,
+            Some(write) => write,
+            None if only_waits && !self.commit_under_way => Next::Idle,
+            None => Next::Wait,
+        }
     }
 
     fn next_write(&self) -> Option<Next> {
@@ -312,18 +428,27 @@ impl Desk {
         (!self.outgoing.events.is_empty()).then_some(Next::CommitSoon)
     }
 
-    /// Releases the recorded outcome with the lowest order that was asked for.
+    /// Releases the outcome with the lowest order that was asked for: what was recorded of the
+    /// operation, or what arrived where it waits.
     fn release(&mut self) -> bool {
         let asked = self.tickets.iter().filter(|(_, ticket)| !matches!(ticket.stage, Stage::Released(_)));
         let lowest = asked
-            .filter_map(|(key, _)| self.journal.recorded(key).map(|recorded| (recorded.order, key)))
-            .min()
-            .map(|(_, key)| key.clone());
-        let Some(key) = lowest else { return false };
-        let (Some(recorded), Some(ticket)) = (self.journal.release(&key), self.tickets.get_mut(&key)) else {
-            return false;
+            .filter_map(|(key, ticket)| {
+                let recorded = self.journal.recorded(key).map(|recorded| recorded.order);
+                let arrived = ticket.address.as_deref().and_then(|address| self.journal.arrived(address));
+                let order = [recorded, arrived].into_iter().flatten().min()?;
+                Some((order, ticket.number, key, arrived == Some(order)))
+            })
+            .min_by_key(|(order, number, ..)| (*order, *number))
+            .map(|(.., key, arrived)| (key.clone(), arrived));
+        let Some((key, arrived)) = lowest else { return false };
+        let Some(ticket) = self.tickets.get_mut(&key) else { return false };
+        let outcome = match &ticket.address {
+            Some(address) if arrived => self.journal.hand_over(address, &key).map(Ok),
+            _ => self.journal.release(&key).map(|recorded| recorded.outcome),
         };
-        ticket.stage = Stage::Released(recorded.outcome);
+        let Some(outcome) = outcome else { return false };
+        ticket.stage = Stage::Released(outcome);
         if let Some(waker) = ticket.waker.take() {
             waker.wake();
         }
@@ -382,16 +507,19 @@ impl Desk {
         self.ended |= ended;
     }
 
-    /// Whether an effect that may not happen twice is under way or on its way to the disk.
+    /// Whether an effect that may not happen twice, or that must be undone, is under way or on its
+    /// way to the disk.
     pub(super) fn has_effects_under_way(&self) -> bool {
         let working = |ticket: &Ticket| {
-            matches!(ticket.stage, Stage::Working) && ticket.effect.needs_intent() && ticket.op == Op::Step
+            let matters = ticket.effect.needs_intent() || ticket.undoable;
+            matches!(ticket.stage, Stage::Working) && matters && ticket.op == Op::Step
         };
         self.commit_under_way || self.outgoing.urgent || self.tickets.values().any(working)
     }
 
-    /// What the run waits for, when it only waits: the first by name.
-    pub(super) fn waiting_for(&self) -> Option<Waiting> {
+    /// What the run waits for, when it only waits: what a person has to do first, and the earliest
+    /// time at which one of the waits ends by itself.
+    pub(super) fn waiting_for(&self) -> Option<(Waiting, Option<i64>)> {
         let mut waits: Vec<&Waiting> = self
             .tickets
             .values()
@@ -400,8 +528,31 @@ impl Desk {
                 _ => None,
             })
             .collect();
-        waits.sort_by(|one, other| one.id.cmp(&other.id));
-        waits.first().map(|waiting| (*waiting).clone())
+        let place = |waiting: &Waiting| Waiting::KINDS.iter().position(|kind| *kind == waiting.kind);
+        waits.sort_by(|one, other| (place(one), &one.id).cmp(&(place(other), &other.id)));
+        let until = waits.iter().filter_map(|waiting| waiting.until).min();
+        waits.first().map(|&waiting| (waiting.clone(), until.map(|until| until.as_microsecond())))
+    }
+
+    /// Whether something that arrives from outside may be wanted.
+    pub(super) fn waits_for_others(&self) -> bool {
+        self.loaded && self.tickets.values().any(|ticket| ticket.address.is_some())
+    }
+
+    /// Turns to undoing: the handler is gone, and nothing of it is under way.
+    pub(super) fn begin_undo(&mut self) {
+        self.tickets.clear();
+        (self.closing, self.ended, self.undoing, self.live) = (false, true, true, true);
+    }
+
+    /// Whether how to undo it is known of every step that is to be undone.
+    pub(super) fn knows_undos(&self) -> bool {
+        self.loaded && self.journal.undoable().iter().all(|(key, _)| self.undos.contains_key(key))
+    }
+
+    /// How to undo a step.
+    pub(super) fn take_undo(&mut self, key: &Key) -> Option<Undo> {
+        self.undos.remove(key)
     }
 
     /// Makes a commit of what was gathered. While closing, only records of effects that were
@@ -429,7 +580,7 @@ impl Desk {
         outcome: Option<Outcome>,
     ) -> Commit {
         let mut outgoing = std::mem::take(&mut self.outgoing);
-        if !forward {
+        if !forward && !self.undoing {
             outgoing.keep_settled();
         }
         self.number_patches(&mut outgoing);
@@ -441,6 +592,12 @@ impl Desk {
         // are made from the newest of the log.
         let from_newest = self.suspending || !outgoing.patches.is_empty();
         let recorded = outgoing.records.iter().any(|record| matches!(record, Record::Done { .. }));
+        let undoable = outgoing.records.iter().any(|record| {
+            matches!(record, Record::Done { undoable: true, .. } | Record::Intent { undoable: true, .. })
+        });
+        let mut all = outgoing.records.iter().chain(&record);
+        let undoing = all.any(|record| matches!(record, Record::Undoing { .. }));
+        let phase = undoing.then_some(Phase::Compensating);
         let events: Vec<&NewEvent> = outgoing.events.iter().chain(&event).collect();
         let records: Vec<&Record> = outgoing.records.iter().chain(&record).collect();
         let commit = Commit {
@@ -449,11 +606,14 @@ impl Desk {
             number: self.commits,
             forward,
             recorded,
+            undoable,
+            phase,
             known_seq: from_newest.then(|| self.journal.seen()),
             entry: LogEntry::new(&events, &records),
             progress: outgoing.progress.clone(),
             patches: outgoing.patches.clone(),
             checkpoint: outgoing.checkpoint.clone(),
+            asks: outgoing.asks.clone(),
             outcome,
         };
         self.committing = outgoing;
@@ -522,7 +682,7 @@ impl Desk {
 /// Whether a record only settles an effect whose start was recorded before.
 fn settles(record: &Record) -> bool {
     match record {
-        Record::Done { effect, op: Op::Step, .. } => effect.needs_intent(),
+        Record::Done { effect, op: Op::Step, undoable, .. } => effect.needs_intent() || *undoable,
         Record::Failed { effect, .. } | Record::InDoubt { effect, .. } => effect.needs_intent(),
         _ => false,
     }

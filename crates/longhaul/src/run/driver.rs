@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::desk::Next;
+use super::undo::{Report, undo_all};
 use super::{Run, Signals};
 use crate::engine::Engine;
 use crate::error::TaskError;
@@ -22,6 +23,7 @@ use crate::record::Record;
 use crate::retry::RetryPolicy;
 use crate::store::rules::{cancel_error, deadline_error};
 use crate::store::{Beat, Cancel, Commit, CommitRefused, Committed, Heartbeat, Outcome, StoreError};
+use crate::task::{Phase, State, timestamp};
 
 /// How long events that nobody waits for may wait for company.
 const COMPANY: Duration = Duration::from_millis(20);
@@ -30,6 +32,8 @@ const IDLE: Duration = Duration::from_millis(100);
 /// How long the end of a run is offered to a store that does not answer. The fence decides
 /// whether it is still accepted then.
 const OFFER_END: Duration = Duration::from_secs(60);
+/// How long a handler has to get through its records again when what it did is to be undone.
+const REPLAY: Duration = Duration::from_secs(30);
 /// The pause before a store that did not answer is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -55,20 +59,45 @@ enum End {
     LeaseOver,
     /// The lease is another's: nothing may be written any more.
     Lost,
+    /// The task ends so, and everything that could be undone was.
+    Undone {
+        state: State,
+        error: TaskError,
+        report: Report,
+    },
+    /// The task will end so, but how to undo what it did is not known here: another run finds out.
+    UndoElsewhere {
+        state: State,
+        error: TaskError,
+    },
 }
 
-/// Runs a handler to its end, whatever that is, and writes it.
+/// Runs a handler to its end, whatever that is, and writes it. A task that fails for good or is
+/// cancelled undoes first what it did.
 pub(crate) async fn run_to_end(run: Run, handler: HandlerFuture, manners: Manners) {
-    let driver = Driver { run, manners };
-    let mut writing = None;
-    let end = driver.drive(handler, &mut writing).await;
-    let end = driver.settle(end, writing).await;
-    driver.write_end(end).await;
+    let mut driver = Driver { run, manners, undoing: false };
+    let mut end = if driver.run.inner.lease.phase == Phase::Compensating {
+        driver.go_on_undoing(handler).await
+    } else {
+        driver.run_handler(handler).await
+    };
+    loop {
+        match driver.undo_needed(&end).await {
+            Ok(Some((state, error))) => end = driver.undo(state, error).await,
+            Ok(None) => match driver.write_end(end).await {
+                Some(other) => end = other,
+                None => return,
+            },
+            Err(interrupted) => end = interrupted,
+        }
+    }
 }
 
 struct Driver {
     run: Run,
     manners: Manners,
+    /// Cancels and deadlines were heard already.
+    undoing: bool,
 }
 
 /// What came of polling the handler.
@@ -83,19 +112,147 @@ type Written = (Result<Result<Committed, CommitRefused>, StoreError>, Result<Vec
 type Writing = Pin<Box<dyn Future<Output = Written> + Send>>;
 
 impl Driver {
+    /// Runs the handler until the run is over and what it wrote is on disk.
+    async fn run_handler(&self, handler: HandlerFuture) -> End {
+        let mut writing = None;
+        let end = self.drive(handler, &mut writing).await;
+        self.settle(end, writing).await
+    }
+
+    /// Whether what was done must be undone before the task ends so, and how it ends then. The
+    /// error is an end that came in between.
+    async fn undo_needed(&self, end: &End) -> Result<Option<(State, TaskError)>, End> {
+        if self.undoing {
+            return Ok(None);
+        }
+        let ending = match end {
+            End::Returned(Err(error)) if self.is_final(error) => {
+                (State::Failed, error.clone().detail("task_attempts", self.run.inner.lease.attempts + 1))
+            }
+            End::DeadlineExceeded => (State::Failed, self.deadline_error()),
+            End::Cancelled => (State::Cancelled, cancel_error(&self.cancel_request().await)),
+            _ => return Ok(None),
+        };
+        if !self.run.desk().is_loaded() {
+            tokio::select! {
+                loaded = self.load() => if loaded.is_err() { return Ok(None) },
+                end = self.interrupted() => return Err(end),
+            }
+        }
+        Ok(self.run.desk().journal().has_undoable().then_some(ending))
+    }
+
+    /// Undoes what was done.
+    async fn undo(&mut self, state: State, error: TaskError) -> End {
+        self.undoing = true;
+        if !self.run.desk().knows_undos() {
+            return End::UndoElsewhere { state, error };
+        }
+        self.run.desk().begin_undo();
+        let message = format!("{}; undoing what was done", error.message);
+        let event = self.run.progress_event("compensating", 0, 0, None, &message);
+        self.run.desk().record(Record::Undoing { state, error: error.clone() }, [event]);
+        self.undo_all(state, error).await
+    }
+
+    async fn undo_all(&self, state: State, error: TaskError) -> End {
+        self.run.inner.closed.send_replace(false);
+        match self.run_handler(Box::pin(undo_all(self.run.clone()))).await {
+            End::Returned(Ok(report)) => {
+                let report = serde_json::from_str(report.get()).unwrap_or_default();
+                End::Undone { state, error, report }
+            }
+            // The engine could not go on; another run does.
+            End::Returned(Err(error)) => {
+                tracing::warn!(task = %self.run.id(), %error, "undoing was interrupted");
+                End::HandBack
+            }
+            end => end,
+        }
+    }
+
+    /// A run of a task that was undoing already: the handler is replayed from records only, to
+    /// learn again how its steps are undone.
+    async fn go_on_undoing(&mut self, handler: HandlerFuture) -> End {
+        self.undoing = true;
+        let mut handler = Box::pin(std::panic::AssertUnwindSafe(handler).catch_unwind());
+        self.run.desk().close(true);
+        let replayed = poll_fn(|cx| {
+            loop {
+                if self.run.desk().knows_undos() || handler.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(());
+                }
+                if self.run.desk().next() != Next::Poll {
+                    return Poll::Pending;
+                }
+            }
+        });
+        let replay = async {
+            self.load().await?;
+            // What is outside of steps may take its time, but not for ever.
+            let _ = tokio::time::timeout(REPLAY, replayed).await;
+            Ok::<_, TaskError>(())
+        };
+        let replayed = tokio::select! {
+            replayed = replay => replayed,
+            end = self.interrupted() => return end,
+        };
+        if let Err(error) = replayed {
+            return End::Returned(Err(error));
+        }
+        let ending = self.run.desk().journal().undoing().cloned();
+        let Some((state, error)) = ending else {
+            return End::Returned(Err(TaskError::fatal(
+                "journal_damaged",
+                "it is not recorded why the task undoes",
+            )));
+        };
+        self.run.desk().begin_undo();
+        self.undo_all(state, error).await
+    }
+
+    /// Returns when the run must stop although it only undoes.
+    async fn interrupted(&self) -> End {
+        let mut signals = self.run.inner.signals.clone();
+        loop {
+            let lease_until = {
+                let signals = signals.borrow_and_update();
+                if let Some(end) = told_to_end(&signals, None, true) {
+                    return end;
+                }
+                signals.lease_until
+            };
+            tokio::select! {
+                _ = signals.changed() => {}
+                () = sleep_until(lease_until) => {}
+            }
+        }
+    }
+
+    /// Whether the handler's error ends the task, instead of another attempt.
+    fn is_final(&self, error: &TaskError) -> bool {
+        let lease = &self.run.inner.lease;
+        !error.retryable || lease.attempts + 1 >= lease.max_attempts
+    }
+
+    fn deadline_error(&self) -> TaskError {
+        deadline_error(self.run.inner.lease.deadline.unwrap_or_default(), "while the task was running")
+    }
+
     /// Polls the handler until the run is over. `writing` is the commit that was under way then.
     async fn drive(&self, handler: HandlerFuture, writing: &mut Option<Writing>) -> End {
         // A panic of the handler is the task's error, not the worker's.
         let mut handler = Box::pin(std::panic::AssertUnwindSafe(handler).catch_unwind());
         let mut signals = self.run.inner.signals.clone();
         let mut looked_for = self.run.inner.closed.subscribe();
-        let deadline = self.run.inner.lease.deadline.map(|at| self.instant_of(at));
+        let deadline = self.run.inner.lease.deadline.filter(|_| !self.undoing);
+        let deadline = deadline.map(|at| self.run.instant_of(at));
         // Told to end, but an effect that may not happen twice is still to be recorded.
         let mut closing: Option<(Instant, End)> = None;
         let mut later: Option<(Instant, Next)> = None;
 
         loop {
-            let told = told_to_end(&signals.borrow_and_update(), deadline);
+            let told = told_to_end(&signals.borrow_and_update(), deadline, self.undoing);
             match told {
                 Some(end @ (End::Lost | End::LeaseOver)) => return end,
                 Some(end) if closing.is_none() => closing = Some(self.close(end)),
@@ -106,6 +263,13 @@ impl Driver {
                 && let Some((_, end)) = closing.take()
             {
                 return end;
+            }
+            if writing.is_none() && closing.is_none() && self.others_wrote(&signals) {
+                tokio::select! {
+                    read = self.read_others() => if let Err(error) = read { return End::Returned(Err(error)) },
+                    () = must_end(signals.clone(), deadline, self.undoing) => {}
+                }
+                continue;
             }
             let lease_until = signals.borrow().lease_until;
             let grace = closing.as_ref().map(|(grace, _)| *grace);
@@ -140,7 +304,7 @@ impl Driver {
                                 return End::Returned(Err(error));
                             }
                         }
-                        () = must_end(signals.clone(), deadline) => {}
+                        () = must_end(signals.clone(), deadline, self.undoing) => {}
                     },
                     Polled::Wants(Next::Commit) => {
                         later = None;
@@ -227,6 +391,27 @@ impl Driver {
         self.run.desk().load(&[], true)
     }
 
+    /// Whether others wrote to the log, and something of it may be waited for here.
+    fn others_wrote(&self, signals: &tokio::sync::watch::Receiver<Signals>) -> bool {
+        let desk = self.run.desk();
+        desk.waits_for_others() && signals.borrow().last_seq > desk.journal().seen()
+    }
+
+    /// Reads what others wrote to the log. Nothing of this run is on its way there meanwhile, so
+    /// everything has its order.
+    async fn read_others(&self) -> Result<(), TaskError> {
+        let seen = self.run.desk().journal().seen();
+        let rows = others_rows(&self.run.inner.engine, self.run.id(), seen, u64::MAX).await;
+        let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
+        let newest = rows.last().map(LogRow::last_seq);
+        let mut desk = self.run.desk();
+        desk.load(&rows, false)?;
+        // What the worker heard of may have been this run's own.
+        let heard = self.run.inner.signals.borrow().last_seq;
+        desk.saw(newest.unwrap_or(0).max(heard));
+        Ok(())
+    }
+
     /// Begins to write what was gathered.
     fn write(&self) -> Writing {
         let mut desk = self.run.desk();
@@ -238,11 +423,16 @@ impl Driver {
     /// Begins to suspend the run, unless someone writes to the log meanwhile.
     fn suspend(&self) -> Option<Writing> {
         let mut desk = self.run.desk();
-        let waiting = desk.waiting_for()?;
+        let (waiting, until) = desk.waiting_for()?;
         let seen = desk.journal().seen();
-        let event = NewEvent::new("task.waiting", json!({"kind": waiting.kind, "id": waiting.id}));
-        let outcome = Outcome::Suspended { waiting, wake_after: None };
-        let commit = desk.end_commit(true, Some(event), None, outcome);
+        let event = NewEvent::new(
+            "task.waiting",
+            json!({"kind": waiting.kind, "id": waiting.id, "until": until.map(timestamp)}),
+        );
+        let now = self.run.now_micros();
+        let wake_after = until.map(|until| Duration::from_micros((until - now).max(0).unsigned_abs()));
+        let outcome = Outcome::Suspended { waiting, wake_after };
+        let commit = desk.end_commit(!self.undoing, Some(event), None, outcome);
         Some(Box::pin(write(Arc::clone(&self.run.inner.engine), commit, seen)))
     }
 
@@ -279,47 +469,46 @@ impl Driver {
         read.err().map(|error| End::Returned(Err(error)))
     }
 
-    /// Writes how the run ended. A cancel or a deadline that came in between wins.
-    async fn write_end(&self, mut end: End) {
-        loop {
-            let commit = match &end {
-                End::Suspended => return,
-                End::Lost => {
-                    tracing::warn!(task = %self.run.id(), fence = self.run.fence(), "the lease was lost; giving the task up");
-                    return;
-                }
-                End::Returned(Ok(result)) => self.completed(result),
-                End::Returned(Err(error)) => self.failed(error),
-                End::Cancelled => self.cancelled(&self.cancel_request().await),
-                End::DeadlineExceeded => {
-                    let deadline = self.run.inner.lease.deadline.unwrap_or_default();
-                    self.failed_for_good(deadline_error(deadline, "while the task was running"), false)
-                }
-                End::HandBack | End::LeaseOver => self.handed_back(),
-            };
-            end = match self.offer(commit).await {
-                Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
-                Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
-                Ok(Err(CommitRefused::Stale { .. })) => {
-                    // Others wrote to the log meanwhile; what was gathered follows theirs.
-                    self.run.desk().not_committed();
-                    if let Err(error) = self.load().await {
-                        end = End::Returned(Err(error));
-                    }
-                    continue;
-                }
-                Ok(Err(refused)) => {
-                    tracing::info!(task = %self.run.id(), %refused, "the end of a run was refused");
-                    return;
-                }
-                Ok(Ok(_)) => return,
-                Err(error) => {
-                    tracing::warn!(task = %self.run.id(), %error, "the end of a run could not be written; the task will be taken over");
-                    return;
-                }
-            };
-            self.run.desk().not_committed();
-        }
+    /// Writes how the run ended. A cancel or a deadline that came in between wins: it is given
+    /// back.
+    async fn write_end(&self, end: End) -> Option<End> {
+        let commit = match &end {
+            End::Suspended => return None,
+            End::Lost => {
+                tracing::warn!(task = %self.run.id(), fence = self.run.fence(), "the lease was lost; giving the task up");
+                return None;
+            }
+            End::Returned(Ok(result)) => self.completed(result),
+            End::Returned(Err(error)) => self.failed(error),
+            End::Cancelled => self.cancelled(cancel_error(&self.cancel_request().await)),
+            End::DeadlineExceeded => self.failed_for_good(self.deadline_error(), false),
+            End::HandBack | End::LeaseOver => self.handed_back(),
+            End::Undone { state, error, report } => self.undone(*state, error, report),
+            End::UndoElsewhere { state, error } => self.undo_elsewhere(*state, error),
+        };
+        let other = match self.offer(commit).await {
+            Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
+            Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
+            Ok(Err(CommitRefused::Stale { .. })) => {
+                // Others wrote to the log meanwhile; what was gathered follows theirs.
+                self.run.desk().not_committed();
+                return Some(match self.load().await {
+                    Ok(()) => end,
+                    Err(error) => End::Returned(Err(error)),
+                });
+            }
+            Ok(Err(refused)) => {
+                tracing::info!(task = %self.run.id(), %refused, "the end of a run was refused");
+                return None;
+            }
+            Ok(Ok(_)) => return None,
+            Err(error) => {
+                tracing::warn!(task = %self.run.id(), %error, "the end of a run could not be written; the task will be taken over");
+                return None;
+            }
+        };
+        self.run.desk().not_committed();
+        Some(other)
     }
 
     fn completed(&self, result: &RawValue) -> Commit {
@@ -331,7 +520,7 @@ impl Driver {
     fn failed(&self, error: &TaskError) -> Commit {
         let lease = &self.run.inner.lease;
         let attempts = lease.attempts + 1;
-        if !error.retryable || attempts >= lease.max_attempts {
+        if self.is_final(error) {
             return self.failed_for_good(error.clone().detail("task_attempts", attempts), true);
         }
         let after = self.manners.retry.delay(attempts);
@@ -344,7 +533,7 @@ impl Driver {
         let mut event = self.run.progress_event("retrying", 0, 0, None, &message);
         event.data["error"] = json!(error);
         let outcome = Outcome::Retry { error: error.clone(), after };
-        self.run.desk().end_commit(true, Some(event), Some(Record::Reopened), outcome)
+        self.run.desk().end_commit(true, Some(event), Some(Record::Reopened { resumed: false }), outcome)
     }
 
     fn failed_for_good(&self, error: TaskError, attempt: bool) -> Commit {
@@ -353,8 +542,7 @@ impl Driver {
         self.run.desk().end_commit(attempt, Some(event), None, Outcome::Failed { error, attempt })
     }
 
-    fn cancelled(&self, cancel: &Cancel) -> Commit {
-        let error = cancel_error(cancel);
+    fn cancelled(&self, error: TaskError) -> Commit {
         let event = NewEvent::new("task.cancelled", json!({"error": error}));
         self.run.desk().end_commit(false, Some(event), None, Outcome::Cancelled { error })
     }
@@ -362,7 +550,39 @@ impl Driver {
     fn handed_back(&self) -> Commit {
         let message = "The worker stops; another one goes on from the last recorded step.";
         let event = self.run.progress_event("retrying", 0, 0, None, message);
-        self.run.desk().end_commit(true, Some(event), None, Outcome::Released)
+        self.run.desk().end_commit(!self.undoing, Some(event), None, Outcome::Released)
+    }
+
+    /// The end of a task that undid what it did. What could not be undone is its error then, with
+    /// the original one as the cause.
+    fn undone(&self, state: State, error: &TaskError, report: &Report) -> Commit {
+        let Report { undone, failed } = report;
+        if failed.is_empty() {
+            let event = NewEvent::new("saga.compensated", json!({"undone": undone}));
+            self.run.desk().tell(event);
+            let error = error.clone().detail("undone", json!(undone));
+            return match state {
+                State::Cancelled => self.cancelled(error),
+                _ => self.failed_for_good(error, false),
+            };
+        }
+        let names: Vec<&str> = failed.iter().map(|failed| failed.step.as_str()).collect();
+        let error = TaskError::fatal(
+            "compensation_failed",
+            format!("{}, and {} could not be undone", error.message, names.join(", ")),
+        )
+        .detail("undone", json!(undone))
+        .detail("not_undone", json!(failed))
+        .caused_by(error.clone());
+        self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": error})));
+        self.failed_for_good(error, false)
+    }
+
+    /// Leaves the undoing to a run that replays the handler first.
+    fn undo_elsewhere(&self, state: State, error: &TaskError) -> Commit {
+        let event = self.run.progress_event("compensating", 0, 0, None, &error.message);
+        let record = Record::Undoing { state, error: error.clone() };
+        self.run.desk().end_commit(false, Some(event), Some(record), Outcome::Released)
     }
 
     /// Who asked to cancel, and why: known from a heartbeat, or asked for.
@@ -394,22 +614,16 @@ impl Driver {
             }
         }
     }
-
-    /// This host's clock at a time of the store's.
-    fn instant_of(&self, at: i64) -> Instant {
-        let left = at.saturating_sub(self.run.now_micros()).max(0).unsigned_abs();
-        Instant::now() + Duration::from_micros(left)
-    }
 }
 
 /// Whether the worker, the lease or the time says that the run must end.
-fn told_to_end(signals: &Signals, deadline: Option<Instant>) -> Option<End> {
+fn told_to_end(signals: &Signals, deadline: Option<Instant>, undoing: bool) -> Option<End> {
     let now = Instant::now();
     if signals.lost {
         Some(End::Lost)
     } else if now >= signals.lease_until {
         Some(End::LeaseOver)
-    } else if signals.cancel.is_some() {
+    } else if signals.cancel.is_some() && !undoing {
         Some(End::Cancelled)
     } else if deadline.is_some_and(|deadline| now >= deadline) {
         Some(End::DeadlineExceeded)
@@ -419,11 +633,11 @@ fn told_to_end(signals: &Signals, deadline: Option<Instant>) -> Option<End> {
 }
 
 /// Returns when the run must end.
-async fn must_end(mut signals: tokio::sync::watch::Receiver<Signals>, deadline: Option<Instant>) {
+async fn must_end(mut signals: tokio::sync::watch::Receiver<Signals>, deadline: Option<Instant>, undoing: bool) {
     loop {
         let lease_until = {
             let signals = signals.borrow_and_update();
-            if told_to_end(&signals, deadline).is_some() {
+            if told_to_end(&signals, deadline, undoing).is_some() {
                 return;
             }
             signals.lease_until
@@ -495,7 +709,7 @@ async fn written(writing: &mut Option<Writing>) -> Written {
     }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> TaskError {
+pub(super) fn panicked(panic: &(dyn Any + Send)) -> TaskError {
     let message = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

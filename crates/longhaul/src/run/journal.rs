@@ -2,9 +2,10 @@
 //!
 //! A name stands for one operation in one part of the journal; a checkpoint begins a new part.
 //! Each recorded outcome has an order, which is the order in which it is given to the handler
-//! again.
+//! again. What arrives from outside has a place in the same order: it is given to the first
+//! operation that waits at its address.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde_json::value::RawValue;
 
@@ -12,9 +13,20 @@ use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::record::{Decision, Effect, Op, Record, records_of};
 use crate::state::{AgentState, StatePatch};
+use crate::task::State;
 
 /// Which operation: the part of the journal and the name in it.
 pub(super) type Key = (u32, String);
+
+/// Where the outcomes of children arrive.
+pub(crate) const CHILD: &str = "child/";
+/// Where decisions on approvals arrive.
+pub(crate) const APPROVAL: &str = "approval/";
+
+/// What the undo of a step is called.
+pub(super) fn undo_name(step: &str) -> String {
+    format!("undo {step}")
+}
 
 /// What was recorded of an operation that ended.
 #[derive(Clone, Debug)]
@@ -31,6 +43,19 @@ pub(super) struct Unfinished {
     pub(super) tries: u32,
     /// The effect may have happened: why that is not known.
     pub(super) doubt: Option<TaskError>,
+    /// A wait that began: until when, and what others call it by.
+    pub(super) wait: Option<(Option<i64>, Option<String>)>,
+    /// It can be undone once it is known to have happened.
+    pub(super) undoable: bool,
+}
+
+/// Something that came from outside.
+#[derive(Clone, Debug)]
+struct Arrival {
+    order: u64,
+    message: Box<RawValue>,
+    /// How often the task had been opened again before it came.
+    opened: u32,
 }
 
 /// See the module.
@@ -45,6 +70,19 @@ pub(super) struct Journal {
     patches: VecDeque<(u64, StatePatch, u64)>,
     state: AgentState,
     state_version: u64,
+    /// What came from outside and was not given to the handler yet, by address.
+    arrivals: HashMap<String, VecDeque<Arrival>>,
+    /// Steps that were completed, can be undone and were not, with their results, by the order of
+    /// their completion.
+    undoable: BTreeMap<u64, (Key, Box<RawValue>)>,
+    /// Steps that were undone, in that order, until a resume lets them start again.
+    undone: Vec<Key>,
+    /// How often a step was undone and may start again: its keys are new each time.
+    generations: HashMap<Key, u32>,
+    /// The task will end so; it only undoes what it did.
+    undoing: Option<(State, TaskError)>,
+    /// How often the task was opened again.
+    opened: u32,
     /// The number of the newest event that was read.
     seen: u64,
 }
@@ -77,29 +115,43 @@ impl Journal {
         let part = self.part;
         match record {
             Record::Input(_) => {}
-            Record::Intent { step, attempt } => {
+            Record::Intent { step, attempt, undoable } => {
                 let entry = self.unfinished.entry((part, step)).or_default();
                 entry.tries = attempt;
+                entry.undoable = undoable;
                 entry.doubt =
                     Some(TaskError::in_doubt("interrupted", "the worker was lost while the effect was under way"));
             }
-            Record::Done { step, op, result, .. } => self.end((part, step), Some(op), Ok(result)),
+            Record::Done { step, op, result, undoable, .. } => {
+                if undoable {
+                    self.undoable.insert(self.order, ((part, step.clone()), result.clone()));
+                }
+                self.end((part, step), Some(op), Ok(result));
+            }
             Record::Failed { step, attempt, last: false, .. } => {
-                self.unfinished.insert((part, step), Unfinished { tries: attempt, doubt: None });
+                let entry = self.unfinished.entry((part, step)).or_default();
+                (entry.tries, entry.doubt) = (attempt, None);
             }
             Record::Failed { step, error, last: true, .. } => self.end((part, step), None, Err(error)),
             Record::InDoubt { step, attempt, error, .. } => {
-                self.unfinished.insert((part, step), Unfinished { tries: attempt, doubt: Some(error) });
+                let entry = self.unfinished.entry((part, step)).or_default();
+                (entry.tries, entry.doubt) = (attempt, Some(error));
             }
             Record::Decided { step, decision, reason, .. } => self.decide((part, step), decision, reason),
             Record::Patched { patch, version } => self.patches.push_back((self.order, patch, version)),
             Record::Checkpoint { part } => self.part = part,
-            Record::Reopened => {
-                self.recorded.retain(|_, recorded| recorded.outcome.is_ok());
-                for unfinished in self.unfinished.values_mut() {
-                    unfinished.tries = 0;
-                }
+            Record::Reopened { resumed } => self.reopen(resumed),
+            Record::Wait { step, until, id, .. } => {
+                self.unfinished.entry((part, step)).or_default().wait = Some((until, id));
             }
+            Record::Arrived { at, message } => self.arrive(at, message),
+            Record::Undoing { state, error } => self.undoing = Some((state, error)),
+            Record::Undone { part, step } => {
+                let key = (part, step);
+                self.undoable.retain(|_, (known, _)| *known != key);
+                self.undone.push(key);
+            }
+            Record::Inherited { part, step, op, result } => self.end((part, step), Some(op), Ok(result)),
         }
         self.order
     }
@@ -107,6 +159,92 @@ impl Journal {
     fn end(&mut self, key: Key, op: Option<Op>, outcome: Result<Box<RawValue>, TaskError>) {
         self.unfinished.remove(&key);
         self.recorded.insert(key, Recorded { order: self.order, op, outcome });
+    }
+
+    fn reopen(&mut self, resumed: bool) {
+        self.opened += 1;
+        self.recorded.retain(|_, recorded| recorded.outcome.is_ok());
+        for unfinished in self.unfinished.values_mut() {
+            unfinished.tries = 0;
+        }
+        if !resumed {
+            return;
+        }
+        self.undoing = None;
+        for key in std::mem::take(&mut self.undone) {
+            let undo = (key.0, undo_name(&key.1));
+            self.recorded.remove(&key);
+            self.recorded.remove(&undo);
+            *self.generations.entry(undo).or_default() += 1;
+            *self.generations.entry(key).or_default() += 1;
+        }
+        // An approval was for the run it was given to.
+        self.arrivals.retain(|at, _| !at.starts_with(APPROVAL));
+        self.recorded.retain(|_, recorded| recorded.op != Some(Op::Approval));
+        self.unfinished.retain(|_, unfinished| unfinished.wait.is_none());
+    }
+
+    fn arrive(&mut self, at: String, message: Box<RawValue>) {
+        let opened = self.opened;
+        let arrivals = self.arrivals.entry(at.clone()).or_default();
+        if at.starts_with(CHILD) && arrivals.back().is_some_and(|last| last.opened < opened) {
+            // A child that was resumed after its parent was: how it ended before no longer counts.
+            arrivals.clear();
+        }
+        arrivals.push_back(Arrival { order: self.order, message, opened });
+    }
+
+    /// The order of what arrived first at an address.
+    pub(super) fn arrived(&self, at: &str) -> Option<u64> {
+        self.arrivals.get(at)?.front().map(|arrival| arrival.order)
+    }
+
+    /// Gives what arrived first at an address to the operation that waits there.
+    pub(super) fn hand_over(&mut self, at: &str, key: &Key) -> Option<Box<RawValue>> {
+        let arrivals = self.arrivals.get_mut(at)?;
+        let arrival = arrivals.pop_front()?;
+        if arrivals.is_empty() {
+            self.arrivals.remove(at);
+        }
+        // Should it have been given up at the same time, what came first counts.
+        self.recorded.remove(key);
+        self.unfinished.remove(key);
+        self.show_patches(arrival.order);
+        Some(arrival.message)
+    }
+
+    /// What can be undone, the last completed first.
+    pub(super) fn undoable(&self) -> Vec<(Key, Box<RawValue>)> {
+        self.undoable.values().rev().cloned().collect()
+    }
+
+    /// Whether anything has to be undone should the task fail, or may have to be.
+    pub(super) fn has_undoable(&self) -> bool {
+        !self.undoable.is_empty() || !self.undoable_in_doubt().is_empty()
+    }
+
+    /// The names of steps that were undone.
+    pub(super) fn undone(&self) -> Vec<String> {
+        self.undone.iter().map(|(_, name)| name.clone()).collect()
+    }
+
+    /// Steps that can be undone if they happened, which is not known.
+    pub(super) fn undoable_in_doubt(&self) -> Vec<Key> {
+        let doubtful = |unfinished: &Unfinished| unfinished.undoable && unfinished.doubt.is_some();
+        let doubtful = self.unfinished.iter().filter(|(_, unfinished)| doubtful(unfinished));
+        let mut keys: Vec<Key> = doubtful.map(|(key, _)| key.clone()).collect();
+        keys.sort();
+        keys
+    }
+
+    /// How the task will end after undoing, once that was begun.
+    pub(super) fn undoing(&self) -> Option<&(State, TaskError)> {
+        self.undoing.as_ref()
+    }
+
+    /// How often the step was undone and let start again.
+    pub(super) fn generation(&self, key: &Key) -> u32 {
+        self.generations.get(key).copied().unwrap_or(0)
     }
 
     fn decide(&mut self, key: Key, decision: Decision, reason: Option<String>) {
@@ -118,9 +256,15 @@ impl Journal {
                     unfinished.tries = 0;
                 }
             }
-            Decision::Done(result) => self.end(key, Some(Op::Step), Ok(result)),
+            Decision::Done(result) => {
+                if self.unfinished.get(&key).is_some_and(|unfinished| unfinished.undoable) {
+                    self.undoable.insert(self.order, (key.clone(), result.clone()));
+                }
+                self.end(key, Some(Op::Step), Ok(result));
+            }
             Decision::Fail => {
-                let doubt = self.unfinished.get(&key).and_then(|unfinished| unfinished.doubt.clone());
+                let unfinished = self.unfinished.get(&key).cloned().unwrap_or_default();
+                let doubt = unfinished.doubt.clone();
                 let message = reason.unwrap_or_else(|| "it was decided that the step failed".to_owned());
                 let mut error = TaskError::fatal("in_doubt", message).detail("step", key.1.clone());
                 if let Some(doubt) = &doubt {
@@ -129,7 +273,7 @@ impl Journal {
                 self.end(key.clone(), None, Err(error));
                 // It is still not known whether the effect happened: should the task be opened
                 // again, the question comes back.
-                self.unfinished.insert(key, Unfinished { tries: 0, doubt });
+                self.unfinished.insert(key, Unfinished { tries: 0, ..unfinished });
             }
         }
     }
@@ -229,6 +373,7 @@ mod tests {
             attempt: 1,
             started: 0,
             result: RawValue::NULL.to_owned(),
+            undoable: false,
         }
     }
 
@@ -247,7 +392,7 @@ mod tests {
         journal.take(done("a"));
         journal.take(failed("b", 3, true));
         assert!(journal.recorded(&key("b")).is_some());
-        journal.take(Record::Reopened);
+        journal.take(Record::Reopened { resumed: false });
         assert!(journal.recorded(&key("a")).is_some());
         assert!(journal.recorded(&key("b")).is_none());
     }
@@ -263,18 +408,18 @@ mod tests {
     #[test]
     fn an_intent_without_a_record_is_in_doubt_until_decided() {
         let mut journal = Journal::default();
-        journal.take(Record::Intent { step: "pay".into(), attempt: 1 });
+        journal.take(Record::Intent { step: "pay".into(), attempt: 1, undoable: false });
         assert!(doubtful(Effect::Irreversible, &journal.unfinished(&key("pay"))).is_some());
         assert!(doubtful(Effect::Idempotent, &journal.unfinished(&key("pay"))).is_none());
         let decide = |decision| Record::Decided { step: "pay".into(), decision, by: "ann".into(), reason: None };
         journal.take(decide(Decision::Retry));
         assert!(journal.unfinished(&key("pay")).doubt.is_none());
-        journal.take(Record::Intent { step: "pay".into(), attempt: 1 });
+        journal.take(Record::Intent { step: "pay".into(), attempt: 1, undoable: false });
         journal.take(decide(Decision::Fail));
         let recorded = journal.recorded(&key("pay")).expect("decided");
         let error = recorded.outcome.as_ref().expect_err("failed");
         assert_eq!(error.cause.as_ref().expect("the doubt").code, "interrupted");
-        journal.take(Record::Reopened);
+        journal.take(Record::Reopened { resumed: false });
         assert!(journal.unfinished(&key("pay")).doubt.is_some(), "opened again, it is in doubt again");
     }
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::desk::Turn;
+use super::desk::{Asking, Turn, Undo};
 use super::journal::{Key, doubtful};
 use super::{Operation, Run};
 use crate::error::TaskError;
@@ -48,6 +48,8 @@ pub struct Step<'a, T> {
     timeout: Option<Duration>,
     work: Work<'a, T>,
     verify: Option<Work<'a, Option<T>>>,
+    undo: Option<Undo>,
+    undoable: bool,
 }
 
 impl<'a, T> Step<'a, T>
@@ -69,6 +71,8 @@ where
             timeout: None,
             work: boxed(work),
             verify: None,
+            undo: None,
+            undoable: false,
         }
     }
 
@@ -114,6 +118,66 @@ where
         self
     }
 
+    /// How to undo it. When the task fails for good, is cancelled or misses its deadline, what was
+    /// completed is undone, the last completed first; each undo is a step itself, tried three times
+    /// unless [`Step::undo_retry`] says otherwise. After a crash the handler is replayed to get here
+    /// again, so an undo may only use what it was given: the result, and what it captured.
+    pub fn undo<F, Fut, E>(self, mut undo: F) -> Self
+    where
+        F: FnMut(T) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<TaskError>,
+    {
+        self.undo_with(move |_, result| undo(result))
+    }
+
+    /// As [`Step::undo`], for a function that wants to know its idempotency key, attempt and fence.
+    pub fn undo_with<F, Fut, E>(mut self, mut undo: F) -> Self
+    where
+        F: FnMut(StepContext, T) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<TaskError>,
+    {
+        let name = self.name.clone();
+        let work = move |context: StepContext, result: &RawValue| -> BoxFuture<'static, Result<(), TaskError>> {
+            match decode(&(0, name.clone()), result) {
+                Ok(result) => {
+                    let undone = undo(context, result);
+                    Box::pin(async move { undone.await.map_err(Into::into) })
+                }
+                Err(error) => Box::pin(std::future::ready(Err(error))),
+            }
+        };
+        let known = self.undo.take();
+        let (policy, timeout) = known.map_or_else(Default::default, |undo| (undo.policy, undo.timeout));
+        self.undo = Some(Undo { work: Box::new(work), policy, timeout });
+        self
+    }
+
+    /// How often to try the undo, and how long to wait in between; to be said after the undo.
+    pub fn undo_retry(mut self, policy: RetryPolicy) -> Self {
+        if let Some(undo) = &mut self.undo {
+            undo.policy = policy;
+        }
+        self
+    }
+
+    /// How often to try the undo in all; to be said after the undo.
+    pub fn undo_attempts(mut self, attempts: u32) -> Self {
+        if let Some(undo) = &mut self.undo {
+            undo.policy.attempts = attempts.max(1);
+        }
+        self
+    }
+
+    /// How long one try of the undo may take; to be said after the undo.
+    pub fn undo_timeout(mut self, timeout: Duration) -> Self {
+        if let Some(undo) = &mut self.undo {
+            undo.timeout = Some(timeout);
+        }
+        self
+    }
+
     async fn perform(mut self, operation: Result<Operation, TaskError>) -> Result<T, TaskError> {
         let operation = operation?;
         loop {
@@ -136,7 +200,7 @@ where
                         Some(false) => {
                             let error = step_failed(&operation.key.1, tries, why);
                             let started = self.run.now_micros();
-                            operation.settle(self.effect, tries, started, Err(error)).await;
+                            operation.settle(self.effect, self.undoable, tries, started, Err(error)).await;
                             break;
                         }
                         None => {
@@ -163,7 +227,7 @@ where
             Ok(Some(result)) => {
                 let started = self.run.now_micros();
                 let result = encode(&operation.key, &result);
-                operation.settle(self.effect, attempt, started, result).await;
+                operation.settle(self.effect, self.undoable, attempt, started, result).await;
                 Some(true)
             }
             Ok(None) => Some(false),
@@ -182,7 +246,9 @@ where
         let begun = NewEvent::of_step("step.started", name, json!({"attempt": attempt})).at(started);
         run.may_start_effect().await;
         if self.effect.needs_intent() {
-            operation.record(Record::Intent { step: name.clone(), attempt }, [begun]).await;
+            operation
+                .record(Record::Intent { step: name.clone(), attempt, undoable: self.undoable }, [begun])
+                .await;
         } else {
             run.desk().tell(begun);
         }
@@ -196,7 +262,7 @@ where
         };
         let error = match outcome.and_then(|value| encode(&operation.key, &value)) {
             Ok(result) => {
-                operation.settle(self.effect, attempt, started, Ok(result)).await;
+                operation.settle(self.effect, self.undoable, attempt, started, Ok(result)).await;
                 return Tried::Settled;
             }
             Err(error) => error,
@@ -210,7 +276,7 @@ where
         }
         if !error.retryable || !self.policy.allows(attempt) {
             let error = step_failed(name, attempt, error);
-            operation.settle(self.effect, attempt, started, Err(error)).await;
+            operation.settle(self.effect, self.undoable, attempt, started, Err(error)).await;
             return Tried::Settled;
         }
         let delay = self.policy.delay(attempt);
@@ -257,8 +323,17 @@ where
 
     /// The step takes its place on the desk here, so that `join!` gives names in the order of
     /// its arguments.
-    fn into_future(self) -> Self::IntoFuture {
-        let operation = self.run.ask(&self.name, self.key.as_deref(), Op::Step, self.effect);
+    fn into_future(mut self) -> Self::IntoFuture {
+        let undo = self.undo.take();
+        self.undoable = undo.is_some();
+        let operation = self.run.take_place(Asking {
+            name: &self.name,
+            key: self.key.as_deref(),
+            op: Op::Step,
+            effect: self.effect,
+            address: None,
+            undo,
+        });
         Box::pin(self.perform(operation))
     }
 }
@@ -316,14 +391,21 @@ impl Operation {
     }
 
     /// Records the outcome of the step; it is released in its turn.
-    async fn settle(&self, effect: Effect, attempt: u32, started: i64, outcome: Result<Box<RawValue>, TaskError>) {
+    async fn settle(
+        &self,
+        effect: Effect,
+        undoable: bool,
+        attempt: u32,
+        started: i64,
+        outcome: Result<Box<RawValue>, TaskError>,
+    ) {
         let step = self.key.1.clone();
         let took_ms = (self.run.now_micros() - started) / 1_000;
         let (record, event) = match outcome {
             Ok(result) => {
                 let event =
                     NewEvent::of_step("step.completed", &step, json!({"attempt": attempt, "took_ms": took_ms}));
-                (Record::Done { step, op: Op::Step, effect, attempt, started, result }, event)
+                (Record::Done { step, op: Op::Step, effect, attempt, started, result, undoable }, event)
             }
             Err(error) => {
                 let event = NewEvent::of_step(
@@ -337,7 +419,7 @@ impl Operation {
         self.record(record, [event]).await;
     }
 
-    fn wait_for_decision(&self) {
+    pub(super) fn wait_for_decision(&self) {
         let waiting = Waiting { kind: "in_doubt".to_owned(), id: self.key.1.clone(), since: None, until: None };
         self.run.desk().wait(&self.key, waiting);
     }

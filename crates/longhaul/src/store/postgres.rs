@@ -17,14 +17,15 @@ use deadpool_postgres::Pool;
 use uuid::Uuid;
 
 use super::{
-    Accepted, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control, ControlRefused,
-    Controlled, Filter, Floor, Heartbeat, Hints, QueueInfo, Settings, Store, StoreError, SubmitRefused, Swept,
-    WorkerInfo,
+    Accepted, Ask, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control,
+    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, QueueInfo, Settings, Store, StoreError,
+    SubmitRefused, Swept, WorkerInfo,
 };
 use crate::event::LogRow;
 use crate::state::AgentState;
 use crate::task::{NewTask, State, Task, TaskId};
 
+mod asks;
 mod claim;
 mod commit;
 mod configure;
@@ -204,6 +205,10 @@ impl Store for PostgresStore {
 
     async fn checkpoints(&self, task: TaskId) -> Result<Vec<Checkpoint>, StoreError> {
         read::checkpoints(self, task).await
+    }
+
+    async fn asks(&self, tenant: &str, task: Option<TaskId>) -> Result<Vec<Ask>, StoreError> {
+        read::asks(self, tenant, task).await
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {

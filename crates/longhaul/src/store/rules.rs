@@ -5,11 +5,13 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
 
-use super::{Action, Cancel, CommitRefused, Control, ControlRefused};
+use super::{Action, Ask, AskKind, AskStatus, Cancel, CommitRefused, Control, ControlRefused};
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
+use crate::run::wait::{Answered, DecidedApproval, SIGNAL, check_signal};
 use crate::task::{Invalid, Phase, Priority, State, TaskId, Waiting, timestamp};
 
 /// A task that lost this many leases since its last recorded step is given up as poison.
@@ -17,6 +19,8 @@ pub(crate) const MAX_CRASHES: u32 = 5;
 /// A task that lost this many runs only where nothing else runs, so that it takes no neighbour
 /// down with it.
 pub(crate) const SUSPECT_CRASHES: u32 = 2;
+/// The most a message, an answer or a signal may have.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 /// How long after its deadline a running task is left to the worker that holds it. After that
 /// the sweep ends it: the worker is alive but stuck.
 pub(crate) const DEADLINE_GRACE: i64 = 30_000_000;
@@ -49,6 +53,8 @@ pub(crate) struct Head {
     pub(crate) waiting: Option<Waiting>,
     pub(crate) error: Option<TaskError>,
     pub(crate) finished_at: Option<i64>,
+    /// Something was done that is undone if the task fails.
+    pub(crate) undoable: bool,
 }
 
 /// What a decision changes: the new head, and what is added to the log (its numbers follow
@@ -60,9 +66,23 @@ pub(crate) struct Change {
 }
 
 impl Head {
+    /// Ends the task, or has it undone first what it did.
+    fn end(&mut self, state: State, error: TaskError, now: i64) -> Ending {
+        if !self.undoable || self.phase == Phase::Compensating {
+            return Ending { event: self.finish(state, error, now), record: None };
+        }
+        self.phase = Phase::Compensating;
+        self.crashes = 0;
+        self.enqueue(None, now);
+        let event = progress(self, "compensating", &format!("{}; undoing what was done", error.message), now);
+        self.error = Some(error.clone());
+        Ending { event, record: Some(Record::Undoing { state, error }) }
+    }
+
     fn finish(&mut self, state: State, error: TaskError, now: i64) -> NewEvent {
         debug_assert!(self.state.may_become(state), "{} to {state}", self.state);
         self.state = state;
+        self.phase = Phase::Forward;
         self.ready = false;
         self.due_at = None;
         self.run_at = None;
@@ -80,17 +100,47 @@ impl Head {
 
     /// Back in line, with its old rank, as soon as `run_at` has come.
     fn enqueue(&mut self, run_at: Option<i64>, now: i64) {
-        debug_assert!(self.state.may_become(State::Pending), "{} to pending", self.state);
+        let pending = self.state == State::Pending;
+        debug_assert!(pending || self.state.may_become(State::Pending), "{} to pending", self.state);
         self.state = State::Pending;
         self.waiting = None;
         self.parked = None;
         self.run_at = run_at.filter(|&at| at > now);
         self.ready = self.run_at.is_none();
-        self.due_at = pending_due(self.run_at, self.deadline);
+        self.due_at = pending_due(self.run_at, self.deadline());
+    }
+
+    /// The deadline that counts: undoing has its own time.
+    fn deadline(&self) -> Option<i64> {
+        deadline_in(self.phase, self.deadline)
     }
 
     fn past_deadline(&self, now: i64) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= now)
+        self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+}
+
+/// How a task that must end does so.
+struct Ending {
+    event: NewEvent,
+    record: Option<Record>,
+}
+
+/// The deadline as it counts in a phase: undoing has its own time.
+pub(crate) fn deadline_in(phase: Phase, deadline: Option<i64>) -> Option<i64> {
+    deadline.filter(|_| phase == Phase::Forward)
+}
+
+/// When a task must be looked at again, of which nothing was due yet.
+pub(crate) fn next_look(head: &Head) -> Option<i64> {
+    match head.state {
+        State::Pending => pending_due(head.run_at, head.deadline()),
+        State::Running => running_due(head.deadline, head.phase),
+        State::Waiting => {
+            let until = head.waiting.as_ref().and_then(|waiting| waiting.until);
+            earliest(until.map(|until| until.as_microsecond()), head.deadline())
+        }
+        _ => None,
     }
 }
 
@@ -100,8 +150,8 @@ pub(crate) fn pending_due(run_at: Option<i64>, deadline: Option<i64>) -> Option<
 }
 
 /// When a running task must be looked at, if its worker does not end it.
-pub(crate) fn running_due(deadline: Option<i64>) -> Option<i64> {
-    deadline.map(|deadline| deadline.saturating_add(DEADLINE_GRACE))
+pub(crate) fn running_due(deadline: Option<i64>, phase: Phase) -> Option<i64> {
+    deadline_in(phase, deadline).map(|deadline| deadline.saturating_add(DEADLINE_GRACE))
 }
 
 /// The earlier of two times, either of which may be missing.
@@ -262,29 +312,41 @@ pub(crate) fn lease_lost(head: &Head, now: i64) -> Change {
     let mut head = head.clone();
     head.crashes += 1;
     head.fence += 1;
-    let mut events = Vec::new();
-    if let Some(cancel) = head.cancel.clone() {
-        events.push(head.finish(State::Cancelled, cancel_error(&cancel), now));
+    let cancel = head.cancel.clone().filter(|_| head.phase == Phase::Forward);
+    let ending = if let Some(cancel) = cancel {
+        head.end(State::Cancelled, cancel_error(&cancel), now)
     } else if head.past_deadline(now) {
         let error = deadline_error(head.deadline.unwrap_or(now), "while its worker was lost");
-        events.push(head.finish(State::Failed, error, now));
+        head.end(State::Failed, error, now)
     } else if head.crashes >= MAX_CRASHES {
-        let error = TaskError::fatal(
-            "poison",
-            format!("{} workers in a row died or stopped answering while running it", head.crashes),
-        )
-        .detail("crashes", head.crashes);
-        events.push(head.finish(State::Failed, error, now));
+        let error = poison(&head);
+        head.end(State::Failed, error, now)
     } else {
         head.enqueue(None, now);
-        events.push(progress(
-            &head,
-            "retrying",
-            "The worker was lost; the task goes on from its last recorded step.",
-            now,
-        ));
+        let message = "The worker was lost; the task goes on from its last recorded step.";
+        Ending { event: progress(&head, "retrying", message, now), record: None }
+    };
+    change(head, ending)
+}
+
+fn poison(head: &Head) -> TaskError {
+    let crashes = head.crashes;
+    let message = format!("{crashes} workers in a row died or stopped answering while running it");
+    let poison = TaskError::fatal("poison", message).detail("crashes", crashes);
+    if head.phase == Phase::Forward {
+        return poison;
     }
-    Change { entry: LogEntry::new(&events, &[] as &[Record]), head }
+    let mut error = TaskError::fatal("compensation_failed", format!("undoing was given up: {}", poison.message))
+        .detail("crashes", crashes);
+    if let Some(original) = &head.error {
+        error = error.caused_by(original.clone());
+    }
+    error
+}
+
+fn change(head: Head, ending: Ending) -> Change {
+    let records: Vec<Record> = ending.record.into_iter().collect();
+    Change { entry: LogEntry::new(&[ending.event], &records), head }
 }
 
 /// What a time that has come does; `None` when there is nothing to do yet (the row's `due_at` is
@@ -295,16 +357,18 @@ pub(crate) fn due(head: &Head, now: i64) -> Option<Change> {
     match head.state {
         State::Pending if head.past_deadline(now) => {
             let error = deadline_error(head.deadline.unwrap_or(now), "in the queue");
-            events.push(head.finish(State::Failed, error, now));
+            let ending = head.end(State::Failed, error, now);
+            return Some(change(head, ending));
         }
         State::Pending if head.run_at.is_some_and(|at| at <= now) => {
             head.run_at = None;
             head.ready = true;
-            head.due_at = pending_due(None, head.deadline);
+            head.due_at = pending_due(None, head.deadline());
         }
         State::Waiting if head.past_deadline(now) => {
             let error = deadline_error(head.deadline.unwrap_or(now), "while the task was waiting");
-            events.push(head.finish(State::Failed, error, now));
+            let ending = head.end(State::Failed, error, now);
+            return Some(change(head, ending));
         }
         State::Waiting
             if head
@@ -316,12 +380,13 @@ pub(crate) fn due(head: &Head, now: i64) -> Option<Change> {
             head.enqueue(None, now);
             events.push(NewEvent::new("task.resumed", json!({"by": "time"})));
         }
-        State::Running if head.deadline.is_some_and(|deadline| deadline + DEADLINE_GRACE <= now) => {
+        State::Running if head.deadline().is_some_and(|deadline| deadline + DEADLINE_GRACE <= now) => {
             // The worker's lease is alive but it did not end the task: raise the fence so that
             // nothing of it is accepted any more.
             head.fence += 1;
             let error = deadline_error(head.deadline.unwrap_or(now), "and its worker did not stop it");
-            events.push(head.finish(State::Failed, error, now));
+            let ending = head.end(State::Failed, error, now);
+            return Some(change(head, ending));
         }
         _ => return None,
     }
@@ -346,7 +411,9 @@ pub(crate) fn control(
                 State::Completed | State::Failed => {
                     return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
                 }
+                // It ends already, or is being undone.
                 State::Running if head.cancel.is_some() => return Ok(None),
+                _ if head.phase == Phase::Compensating => return Ok(None),
                 State::Running => {
                     events.push(NewEvent::new(
                         "task.cancel_requested",
@@ -355,7 +422,10 @@ pub(crate) fn control(
                     head.cancel = Some(cancel);
                 }
                 State::Pending | State::Waiting => {
-                    events.push(head.finish(State::Cancelled, cancel_error(&cancel), now));
+                    let ending = head.end(State::Cancelled, cancel_error(&cancel), now);
+                    head.cancel = Some(cancel);
+                    events.push(ending.event);
+                    records.extend(ending.record);
                 }
             }
         }
@@ -372,7 +442,7 @@ pub(crate) fn control(
                 head.finished_at = None;
                 head.attempts = 0;
                 head.crashes = 0;
-                records.push(Record::Reopened);
+                records.push(Record::Reopened { resumed: true });
                 events.push(NewEvent::new("task.resumed", json!({"by": control.by})));
             }
             _ => return Ok(None),
@@ -413,7 +483,20 @@ pub(crate) fn control(
                 reason: reason.clone(),
             });
         }
-        Action::Patch { .. } => {}
+        Action::Signal { name, message } => {
+            check_signal(name)?;
+            if message.get().len() > MAX_MESSAGE_BYTES {
+                let problem =
+                    format!("has {} bytes; at most {MAX_MESSAGE_BYTES} are accepted", message.get().len());
+                return Err(Invalid::new("message", problem).into());
+            }
+            if head.state.is_final() {
+                return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
+            }
+            let event = NewEvent::new("signal.received", json!({"name": name, "by": control.by}));
+            return Ok(Some(arrive(&head, format!("{SIGNAL}{name}"), message.clone(), event, now)));
+        }
+        Action::Patch { .. } | Action::Answer { .. } | Action::Approve { .. } => {}
         Action::Delete => {
             if !head.state.is_final() {
                 return Err(ControlRefused::WrongState(format!(
@@ -424,6 +507,108 @@ pub(crate) fn control(
         }
     }
     Ok(Some(Change { entry: LogEntry::new(&events, &records), head }))
+}
+
+/// What arriving at a task's address does: it is in the log, for good, and a task that waits goes on.
+pub(crate) fn arrive(head: &Head, at: String, message: Box<RawValue>, event: NewEvent, now: i64) -> Change {
+    arrive_all(head, vec![(Record::Arrived { at, message }, event)], now)
+}
+
+/// As [`arrive`], for several at once.
+pub(crate) fn arrive_all(head: &Head, arrived: Vec<(Record, NewEvent)>, now: i64) -> Change {
+    let mut head = head.clone();
+    if head.state == State::Waiting {
+        head.enqueue(None, now);
+    }
+    let (records, events): (Vec<Record>, Vec<NewEvent>) = arrived.into_iter().unzip();
+    Change { entry: LogEntry::new(&events, &records), head }
+}
+
+/// What an answer makes of a question or an approval.
+pub(crate) struct AskDecided {
+    pub(crate) id: String,
+    pub(crate) status: AskStatus,
+    pub(crate) reason: Option<String>,
+}
+
+/// What an answer or a decision of a person does. `asks` are those of the task.
+pub(crate) fn answer(
+    head: &Head,
+    control: &Control,
+    asks: &[Ask],
+    now: i64,
+) -> Result<(Change, AskDecided), ControlRefused> {
+    let (kind, id) = match &control.action {
+        Action::Answer { id, .. } => (AskKind::Question, id),
+        Action::Approve { id, .. } => (AskKind::Approval, id),
+        _ => return Err(ControlRefused::NotFound),
+    };
+    let ask = find_ask(asks, kind, id.as_deref())?;
+    let refuse = |why: String| Err(ControlRefused::WrongState(why));
+    if ask.status != AskStatus::Pending {
+        let by = ask.decided_by.as_ref().map_or_else(String::new, |by| format!(" by {by}"));
+        return refuse(format!("it was {}{by} already; an answer counts once", ask.status.name()));
+    }
+    if let Some(expired) = ask.expires_at.filter(|&at| at <= now) {
+        return refuse(format!("it expired at {}", timestamp(expired)));
+    }
+    if head.state.is_final() {
+        return refuse(format!("the task has {} already", head.state));
+    }
+    if head.phase == Phase::Compensating {
+        return refuse("the task failed and is being undone".to_owned());
+    }
+    let by = control.by.clone();
+    let id = ask.id.clone();
+    let (status, reason, message, event) = match &control.action {
+        Action::Approve { approve, reason, digest, .. } => {
+            if digest.as_ref().is_some_and(|digest| *digest != ask.digest) {
+                return refuse(format!(
+                    "it was asked for something else (digest {}); look at it again and decide about that",
+                    ask.digest
+                ));
+            }
+            let status = if *approve { AskStatus::Approved } else { AskStatus::Denied };
+            let event = NewEvent::new(
+                "approval.decided",
+                json!({"id": id, "decision": status.name(), "by": by, "reason": reason, "digest": ask.digest}),
+            );
+            let message = DecidedApproval { id: id.clone(), approve: *approve, by, reason: reason.clone() };
+            (status, reason.clone(), to_raw_value(&message), event)
+        }
+        Action::Answer { answer, .. } => {
+            if answer.len() > MAX_MESSAGE_BYTES {
+                let problem = format!("has {} bytes; at most {MAX_MESSAGE_BYTES} are accepted", answer.len());
+                return Err(Invalid::new("answer", problem).into());
+            }
+            let event = NewEvent::new("question.answered", json!({"id": id, "by": by, "answer": answer}));
+            let message = Answered { id: id.clone(), answer: answer.clone(), by };
+            (AskStatus::Answered, Some(answer.clone()), to_raw_value(&message), event)
+        }
+        _ => return Err(ControlRefused::NotFound),
+    };
+    // Strings and a flag always serialise.
+    let message = message.unwrap_or_else(|_| RawValue::NULL.to_owned());
+    Ok((arrive(head, ask.step.clone(), message, event, now), AskDecided { id, status, reason }))
+}
+
+/// The one that is meant: by its id, or the only open one.
+fn find_ask<'a>(asks: &'a [Ask], kind: AskKind, id: Option<&str>) -> Result<&'a Ask, ControlRefused> {
+    let what = if kind == AskKind::Approval { "approval" } else { "question" };
+    let none = |why: String| Err(ControlRefused::WrongState(why));
+    let mut known = asks.iter().filter(|ask| ask.kind == kind);
+    if let Some(id) = id {
+        return known.find(|ask| ask.id == id).map_or_else(|| none(format!("it has no {what} {id}")), Ok);
+    }
+    let open: Vec<&Ask> = known.filter(|ask| ask.status == AskStatus::Pending).collect();
+    match open.as_slice() {
+        [only] => Ok(only),
+        [] => none(format!("it waits for no {what}")),
+        several => {
+            let ids: Vec<&str> = several.iter().map(|ask| ask.id.as_str()).collect();
+            none(format!("it waits for {} {what}s; say which: {}", ids.len(), ids.join(", ")))
+        }
+    }
 }
 
 fn progress(head: &Head, status: &str, message: &str, now: i64) -> NewEvent {
@@ -464,6 +649,7 @@ mod tests {
             waiting: None,
             error: None,
             finished_at: None,
+            undoable: false,
         }
     }
 

@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::clock::{Clock, boot_id, boot_micros, wall_micros};
 use super::*;
 
+mod asks;
 mod claim;
 mod commit;
 mod control;
@@ -362,6 +363,16 @@ impl Store for SqliteStore {
 
     async fn checkpoints(&self, task: TaskId) -> Result<Vec<Checkpoint>, StoreError> {
         self.read(move |sql| read::checkpoints(sql, task)).await
+    }
+
+    async fn asks(&self, tenant: &str, task: Option<TaskId>) -> Result<Vec<Ask>, StoreError> {
+        let (tenant, now) = (tenant.to_owned(), self.clock.now_micros());
+        self.read(move |sql| match task {
+            Some(task) if read::task(sql, &tenant, task)?.is_some() => asks::of_task(sql, task),
+            Some(_) => Ok(Vec::new()),
+            None => asks::open(sql, &tenant, now),
+        })
+        .await
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {

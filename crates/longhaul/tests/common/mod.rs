@@ -50,6 +50,11 @@ impl Bed {
         Client::open(&self.url).await.expect("the same store")
     }
 
+    /// As [`Bed::another_client`]; a store in memory cannot be shared, so there it is the same one.
+    pub async fn another_client_or_same(&self) -> Client {
+        if self.url == "memory:" { self.client.clone() } else { self.another_client().await }
+    }
+
     pub async fn ended(&self, id: TaskId) -> Task {
         self.client.wait(id, PATIENCE).await.expect("the task ends")
     }
@@ -67,6 +72,36 @@ impl Bed {
             }
         };
         tokio::time::timeout(PATIENCE, wait).await.expect("the task gets there")
+    }
+
+    /// Waits until the task is suspended for something of a kind.
+    pub async fn waiting_for(&self, id: TaskId, kind: &str) -> Task {
+        let wait = async {
+            let mut events = self.client.events(id, 0).await.expect("the task is there");
+            loop {
+                let task = self.client.task(id).await.expect("the task is there");
+                if task.waiting_for.as_ref().is_some_and(|waiting| waiting.kind == kind) {
+                    return task;
+                }
+                assert!(!task.state.is_final(), "the task ended instead: {:?}", task.error);
+                events.next().await.expect("the store answers");
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.expect("the task gets there")
+    }
+
+    /// Waits for an event of a kind.
+    pub async fn event(&self, id: TaskId, kind: &str) -> Event {
+        let wait = async {
+            let mut events = self.client.events(id, 0).await.expect("the task is there");
+            while let Some(event) = events.next().await.expect("the store answers") {
+                if event.kind == kind {
+                    return event;
+                }
+            }
+            panic!("the task ended without {kind}")
+        };
+        tokio::time::timeout(PATIENCE, wait).await.expect("it comes")
     }
 
     /// All events so far of a task that has ended.
@@ -88,4 +123,31 @@ impl Bed {
 /// Tries again at once, so that no test waits.
 pub fn at_once(attempts: u32) -> RetryPolicy {
     RetryPolicy { attempts, first: Duration::from_millis(1), cap: Duration::from_millis(1), jitter: false }
+}
+
+/// Makes a test of each function over a [`Bed`] for each store.
+#[macro_export]
+macro_rules! on_every_store {
+    ($($test:ident),+ $(,)?) => {
+        mod memory {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                super::$test(super::common::Bed::memory().await).await;
+            })+
+        }
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                super::$test(super::common::Bed::sqlite().await).await;
+            })+
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                if let Some(bed) = super::common::Bed::postgres().await {
+                    super::$test(bed).await;
+                }
+            })+
+        }
+    };
 }

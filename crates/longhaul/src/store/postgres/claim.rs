@@ -13,13 +13,14 @@ use uuid::Uuid;
 
 use super::connect::Tx;
 use super::limits::{self, Counts};
-use super::rows::{get_id, get_u32, get_u64, log_row, to_i32, to_i64};
+use super::rows::{get_id, get_phase, get_u32, get_u64, log_row, to_i32, to_i64};
 use super::{PostgresStore, Told, lock};
 use crate::event::{LogEntry, LogRow, NewEvent};
 use crate::record::Record;
 use crate::store::clock::micros;
 use crate::store::rules::{self, Candidate, Limit, SUSPECT_CRASHES};
 use crate::store::{Claim, Claimed, LOG_WITH_CLAIM, Lease, StoreError};
+use crate::task::Phase;
 
 /// How many candidates beyond the wanted ones are looked at, in case some may not be taken.
 const SPARE: usize = 8;
@@ -156,6 +157,7 @@ struct Found {
     max_attempts: u32,
     deadline: Option<i64>,
     last_seq: u64,
+    phase: Phase,
 }
 
 impl Found {
@@ -174,6 +176,7 @@ impl Found {
             max_attempts: get_u32(row, 7)?,
             deadline: row.try_get(9)?,
             last_seq: get_u64(row, 10)?,
+            phase: get_phase(row, 11)?,
         })
     }
 
@@ -187,6 +190,7 @@ impl Found {
             attempts: self.attempts,
             max_attempts: self.max_attempts,
             crashes: self.candidate.crashes,
+            phase: self.phase,
             deadline: self.deadline,
             last_seq,
             log,
@@ -307,7 +311,7 @@ async fn claimed_before(store: &PostgresStore, ask: &Claim) -> Result<Vec<Lease>
     tx.commit().await?;
     let mut leases = Vec::with_capacity(found.len());
     for (found, row) in found.iter().zip(&rows) {
-        let fence = get_u64(row, 11)?;
+        let fence = get_u64(row, 12)?;
         let mut log = logs.remove(&found.candidate.id.0).unwrap_or_default();
         // As the first time: without the row of this claim's own event.
         log.retain(|row| row.run != fence);

@@ -27,8 +27,12 @@ pub(super) async fn commit(store: &PostgresStore, batch: &[Commit]) -> Result<Ve
     }
     let mut order: Vec<&Commit> = batch.iter().collect();
     order.sort_by_key(|commit| commit.task);
-    let plain =
-        |commit: &Commit| commit.outcome.is_none() && commit.patches.is_empty() && commit.checkpoint.is_none();
+    let plain = |commit: &Commit| {
+        commit.outcome.is_none()
+            && commit.patches.is_empty()
+            && commit.checkpoint.is_none()
+            && commit.asks.is_empty()
+    };
     let tx = store.tx().await?;
     let answers = if batch.iter().all(plain) {
         let written = records(store, &tx, &order).await?;
@@ -91,6 +95,8 @@ async fn records(store: &PostgresStore, tx: &Tx, order: &[&Commit]) -> Result<Ro
                 &c.events,
                 &c.records,
                 &c.progress,
+                &c.undoable,
+                &c.phases,
             ],
         )
         .await?;
@@ -124,6 +130,8 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
         &o.waiting,
         &o.results,
         &o.errors,
+        &c.undoable,
+        &c.phases,
     ];
     let (begun, rows) = join(tx.begin(), tx.query(&statement, params)).await;
     begun?;
@@ -145,6 +153,7 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
         .collect();
     state::patch(&tx, &accepted).await?;
     state::save_checkpoints(&tx, &accepted).await?;
+    super::asks::write(&tx, &accepted).await?;
     if !holders.is_empty() {
         tx.execute("UPDATE tasks SET holds = NULL WHERE id = ANY ($1::uuid[])", &[&holders]).await?;
     }
@@ -253,6 +262,8 @@ struct Columns<'a> {
     events: Vec<&'a str>,
     records: Vec<Option<&'a str>>,
     progress: Vec<Option<&'a str>>,
+    undoable: Vec<bool>,
+    phases: Vec<Option<i16>>,
 }
 
 impl<'a> Columns<'a> {
@@ -268,6 +279,8 @@ impl<'a> Columns<'a> {
             events: order.iter().map(|commit| commit.entry.events.as_str()).collect(),
             records: order.iter().map(|commit| commit.entry.records.as_deref()).collect(),
             progress: order.iter().map(|commit| commit.progress.as_deref()).collect(),
+            undoable: order.iter().map(|commit| commit.undoable).collect(),
+            phases: order.iter().map(|commit| commit.phase.map(|phase| phase as i16)).collect(),
         }
     }
 }

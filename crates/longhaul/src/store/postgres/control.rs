@@ -14,7 +14,7 @@ use crate::record::Record;
 use crate::state::StatePatch;
 use crate::store::clock::micros;
 use crate::store::rules::{self, Change, Head};
-use crate::store::{Action, Control, ControlRefused, Controlled, QueueSettings, StoreError};
+use crate::store::{Action, Ask, Control, ControlRefused, Controlled, QueueSettings, StoreError};
 
 type Answer = Result<Controlled, ControlRefused>;
 
@@ -34,10 +34,15 @@ pub(super) async fn control(store: &PostgresStore, batch: &[Control]) -> Result<
         decided: Decided::default(),
         patched: States::default(),
         removed: Vec::new(),
+        asks: asks(&tx, batch).await?,
+        answered: Vec::new(),
     };
     let answers = batch.iter().map(|control| desk.decide(control)).collect();
 
     desk.decided.write(store, &tx, desk.now).await?;
+    if !desk.answered.is_empty() {
+        super::asks::decide(&tx, &desk.answered).await?;
+    }
     if !desk.patched.is_empty() {
         state::save(&tx, &desk.patched).await?;
     }
@@ -69,6 +74,13 @@ async fn states(tx: &Tx, batch: &[Control]) -> Result<States, StoreError> {
     if patched.is_empty() { Ok(States::default()) } else { state::read(tx, &patched).await }
 }
 
+/// What is asked of people in tasks that someone answers.
+async fn asks(tx: &Tx, batch: &[Control]) -> Result<Vec<Ask>, StoreError> {
+    let answered = |control: &&Control| matches!(control.action, Action::Answer { .. } | Action::Approve { .. });
+    let tasks: Vec<Uuid> = batch.iter().filter(answered).map(|control| control.task.0).collect();
+    if tasks.is_empty() { Ok(Vec::new()) } else { super::asks::of_tasks(tx, &tasks).await }
+}
+
 /// Everything the decisions are made from, and what they come to.
 struct Desk {
     now: i64,
@@ -78,6 +90,9 @@ struct Desk {
     decided: Decided,
     patched: States,
     removed: Vec<Uuid>,
+    /// What is asked of people in tasks that someone answers.
+    asks: Vec<Ask>,
+    answered: Vec<Ask>,
 }
 
 impl Desk {
@@ -86,7 +101,11 @@ impl Desk {
         let Some(head) = head.cloned() else { return Err(ControlRefused::NotFound) };
         let ageing = self.ageing.get(&head.queue).copied();
         let ageing = ageing.unwrap_or_else(|| micros(QueueSettings::default().ageing));
-        let Some(mut change) = rules::control(&head, control, ageing, self.now)? else {
+        let change = match &control.action {
+            Action::Answer { .. } | Action::Approve { .. } => Some(self.answer(&head, control)?),
+            _ => rules::control(&head, control, ageing, self.now)?,
+        };
+        let Some(mut change) = change else {
             return Ok(Controlled { state: head.state, changed: false, version: 0 });
         };
         let (state, mut version) = (change.head.state, 0);
@@ -108,6 +127,21 @@ impl Desk {
         }
         self.decided.told.controlled.push(control.task);
         Ok(Controlled { state, changed: true, version })
+    }
+
+    /// Decides on an answer or an approval, and notes it.
+    fn answer(&mut self, head: &Head, control: &Control) -> Result<Change, ControlRefused> {
+        let asks: Vec<Ask> = self.asks.iter().filter(|ask| ask.task_id == head.id).cloned().collect();
+        let (change, decided) = rules::answer(head, control, &asks, self.now)?;
+        let ask = self.asks.iter_mut().find(|ask| ask.task_id == head.id && ask.id == decided.id);
+        if let Some(ask) = ask {
+            ask.status = decided.status;
+            ask.decided_by = Some(control.by.clone());
+            ask.decided_at = Some(self.now);
+            ask.reason = decided.reason;
+            self.answered.push(ask.clone());
+        }
+        Ok(change)
     }
 
     /// Changes the task's state, adds that to the change, and gives the new version.

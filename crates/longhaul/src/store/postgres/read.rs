@@ -9,7 +9,7 @@ use super::connect::Params;
 use super::rows::{self, get_id, get_json, get_small, get_u64, to_i64};
 use crate::event::LogRow;
 use crate::state::AgentState;
-use crate::store::{Checkpoint, Filter, QueueInfo, QueueSettings, StoreError, WorkerInfo};
+use crate::store::{Ask, Checkpoint, Filter, QueueInfo, QueueSettings, StoreError, WorkerInfo};
 use crate::task::{State, Task, TaskId};
 
 /// About how many bytes of log one read gives.
@@ -93,6 +93,24 @@ pub(super) async fn checkpoints(store: &PostgresStore, task: TaskId) -> Result<V
         })
     };
     found.iter().map(checkpoint).collect()
+}
+
+pub(super) async fn asks(store: &PostgresStore, tenant: &str, of: Option<TaskId>) -> Result<Vec<Ask>, StoreError> {
+    let found = match of {
+        Some(id) => task(store, tenant, id).await?.map(|_| vec![id.0]),
+        None => None,
+    };
+    let tx = store.tx().await?;
+    let asks = match (of, found) {
+        (Some(_), Some(tasks)) => super::asks::of_tasks(&tx, &tasks).await?,
+        (Some(_), None) => Vec::new(),
+        (None, _) => {
+            let rows = tx.rows(include_str!("sql/asks_open.sql"), &[&tenant, &store.clock.offset()]).await?;
+            rows.iter().map(super::asks::ask).collect::<Result<_, _>>()?
+        }
+    };
+    tx.end();
+    Ok(asks)
 }
 
 pub(super) async fn queues(store: &PostgresStore) -> Result<Vec<QueueInfo>, StoreError> {

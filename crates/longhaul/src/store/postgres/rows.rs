@@ -47,7 +47,7 @@ pub(super) fn get_state(row: &Row, column: usize) -> Result<State, StoreError> {
     })
 }
 
-fn get_phase(row: &Row, column: usize) -> Result<Phase, StoreError> {
+pub(super) fn get_phase(row: &Row, column: usize) -> Result<Phase, StoreError> {
     Ok(if row.try_get::<_, i16>(column)? == Phase::Compensating as i16 {
         Phase::Compensating
     } else {
@@ -96,6 +96,7 @@ pub(super) fn head(row: &Row) -> Result<Head, StoreError> {
         waiting: get_json(row, 18)?,
         error: get_json(row, 19)?,
         finished_at: row.try_get(20)?,
+        undoable: row.try_get(21)?,
     })
 }
 

@@ -10,9 +10,9 @@ use super::connect::Tx;
 use super::heads::{self, Decided};
 use super::rows::to_i64;
 use super::{PostgresStore, Told, limits, state};
-use crate::store::rules::{self, Head};
+use crate::store::rules;
 use crate::store::{StoreError, Swept};
-use crate::task::{State, TaskId};
+use crate::task::TaskId;
 
 /// A worker not heard of for this long (microseconds) is no longer listed.
 const FORGET_WORKER: i64 = 600_000_000;
@@ -74,7 +74,7 @@ async fn decide(store: &PostgresStore, limit: i64, swept: &mut Swept) -> Result<
                     swept.due += 1;
                 }
                 None => {
-                    let due_at = next_look(&head);
+                    let due_at = rules::next_look(&head);
                     decided.postpone(head, due_at);
                 }
             }
@@ -84,16 +84,6 @@ async fn decide(store: &PostgresStore, limit: i64, swept: &mut Swept) -> Result<
     tx.commit().await?;
     store.tell(decided.told);
     Ok(())
-}
-
-/// When a task must be looked at again, of which nothing was due yet.
-fn next_look(head: &Head) -> Option<i64> {
-    match head.state {
-        State::Pending => rules::pending_due(head.run_at, head.deadline),
-        State::Running => rules::running_due(head.deadline),
-        State::Waiting => head.deadline,
-        _ => None,
-    }
 }
 
 fn ids(rows: &[Row]) -> Result<BTreeSet<Uuid>, StoreError> {

@@ -8,7 +8,7 @@ use crate::state::{AgentState, StatePatch};
 use crate::store::clock::micros;
 use crate::store::rules::{self, CommitCheck, Verdict};
 use crate::store::{Commit, CommitRefused, Committed, NewCheckpoint, Outcome, StoreError};
-use crate::task::{State, TaskId, timestamp};
+use crate::task::{Phase, State, TaskId, timestamp};
 
 type Answer = Result<Committed, CommitRefused>;
 
@@ -21,6 +21,7 @@ struct Current {
     rowid: i64,
     check: CommitCheck,
     queue: String,
+    phase: Phase,
     holds: Option<String>,
 }
 
@@ -45,6 +46,7 @@ fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
     if let Some(checkpoint) = &commit.checkpoint {
         save_checkpoint(tx, commit.task, last_seq, checkpoint)?;
     }
+    super::asks::write(tx, commit)?;
     match &commit.outcome {
         None => record(tx, commit, current.rowid, last_seq)?,
         Some(outcome) => end_run(tx, commit, outcome, &current, last_seq)?,
@@ -70,6 +72,7 @@ fn current(tx: &Tx<'_>, task: TaskId) -> Result<Option<Current>, StoreError> {
                         },
                         queue: row.get(6)?,
                         holds: row.get(7)?,
+                        phase: rows::phase(row, 9)?,
                     })
                 })
                 .optional()
@@ -95,7 +98,16 @@ fn record(tx: &Tx<'_>, commit: &Commit, rowid: i64, last_seq: u64) -> Result<(),
     tx.sql
         .prepare_cached(include_str!("sql/commit_record.sql"))
         .and_then(|mut update| {
-            update.execute((rowid, commit.number, last_seq, commit.recorded, &commit.progress, tx.now))
+            update.execute((
+                rowid,
+                commit.number,
+                last_seq,
+                commit.recorded,
+                &commit.progress,
+                tx.now,
+                commit.undoable,
+                commit.phase.map(|phase| phase as i16),
+            ))
         })
         .map_err(store_error)?;
     Ok(())
@@ -108,8 +120,11 @@ fn end_run(
     current: &Current,
     last_seq: u64,
 ) -> Result<(), StoreError> {
-    let (now, deadline) = (tx.now, current.check.deadline);
     let state = outcome.state();
+    let phase = commit.phase.unwrap_or(current.phase);
+    let (now, deadline) = (tx.now, rules::deadline_in(phase, current.check.deadline));
+    // A task that ended is in no phase.
+    let phase = if state.is_final() { Phase::Forward } else { phase };
     let (mut run_at, mut due_at) = (None, None);
     let (mut result, mut error, mut waiting, mut attempts) = (None, None, None, 0);
     match outcome {
@@ -155,6 +170,8 @@ fn end_run(
                 rows::to_json(error),
                 attempts,
                 state.is_final().then_some(now),
+                commit.undoable,
+                phase as i16,
             ])
         })
         .map_err(store_error)?;

@@ -18,7 +18,11 @@ pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, Stor
     let head = tx.head(control.task)?.filter(|head| head.tenant == control.tenant);
     let Some(head) = head else { return Ok(Err(ControlRefused::NotFound)) };
     let ageing = ageing(tx, &head.queue)?;
-    let change = match rules::control(&head, control, ageing, tx.now) {
+    let change = match &control.action {
+        Action::Answer { .. } | Action::Approve { .. } => super::asks::decide(tx, &head, control)?.map(Some),
+        _ => rules::control(&head, control, ageing, tx.now),
+    };
+    let change = match change {
         Ok(change) => change,
         Err(refused) => return Ok(Err(refused)),
     };

@@ -42,6 +42,10 @@ pub(super) fn state(row: &Row<'_>, column: usize) -> rusqlite::Result<State> {
     State::from_code(code).ok_or(rusqlite::Error::IntegralValueOutOfRange(column, code.into()))
 }
 
+pub(super) fn phase(row: &Row<'_>, column: usize) -> rusqlite::Result<Phase> {
+    Ok(if row.get::<_, i16>(column)? == Phase::Compensating as i16 { Phase::Compensating } else { Phase::Forward })
+}
+
 /// A JSON column; text that does not parse is as if it was absent, so that damage in a detail
 /// does not hide the whole row.
 pub(super) fn json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<T>> {
@@ -64,7 +68,7 @@ pub(super) fn head(row: &Row<'_>) -> rusqlite::Result<Head> {
         priority: row.get(4)?,
         rank: row.get(5)?,
         state: state(row, 6)?,
-        phase: if row.get::<_, i16>(7)? == 1 { Phase::Compensating } else { Phase::Forward },
+        phase: phase(row, 7)?,
         ready: row.get(8)?,
         due_at: row.get(9)?,
         run_at: row.get(10)?,
@@ -78,6 +82,7 @@ pub(super) fn head(row: &Row<'_>) -> rusqlite::Result<Head> {
         waiting: json(row, 18)?,
         error: json(row, 19)?,
         finished_at: row.get(20)?,
+        undoable: row.get(21)?,
     })
 }
 

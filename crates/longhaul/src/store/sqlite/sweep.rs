@@ -6,7 +6,7 @@ use super::rows::{self, Id};
 use super::{Tx, store_error};
 use crate::store::rules::{self, Head};
 use crate::store::{StoreError, Swept};
-use crate::task::{State, TaskId};
+use crate::task::TaskId;
 
 /// A worker not heard of for this long (microseconds) is no longer listed.
 const FORGET_WORKER: i64 = 600_000_000;
@@ -53,12 +53,7 @@ fn heads(tx: &Tx<'_>, sql: &str, params: impl rusqlite::Params) -> Result<Vec<He
 
 /// Nothing was to be done yet: look again when there may be.
 fn postpone(tx: &Tx<'_>, head: &Head) -> Result<(), StoreError> {
-    let due_at = match head.state {
-        State::Pending => rules::pending_due(head.run_at, head.deadline),
-        State::Running => rules::running_due(head.deadline),
-        State::Waiting => head.deadline,
-        _ => None,
-    };
+    let due_at = rules::next_look(head);
     tx.sql
         .prepare_cached("UPDATE tasks SET due_at = ?2 WHERE id = ?1")
         .and_then(|mut update| update.execute((Id::from(head.id), due_at)))
@@ -95,6 +90,7 @@ pub(super) fn remove(tx: &mut Tx<'_>, task: TaskId) -> Result<(), StoreError> {
         "DELETE FROM log WHERE task = ?",
         "DELETE FROM states WHERE task = ?",
         "DELETE FROM checkpoints WHERE task = ?",
+        "DELETE FROM asks WHERE task = ?",
         "DELETE FROM tasks WHERE id = ?",
     ] {
         tx.sql

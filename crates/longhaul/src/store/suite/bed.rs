@@ -348,6 +348,9 @@ pub(super) fn write(lease: &Lease, number: u32) -> Write {
         progress: None,
         patches: Vec::new(),
         checkpoint: None,
+        undoable: false,
+        phase: None,
+        asks: Vec::new(),
         outcome: None,
     };
     Write { commit, events: Vec::new(), records: Vec::new() }
@@ -405,6 +408,7 @@ pub(super) fn done(step: &str, result: &str) -> Record {
         attempt: 1,
         started: 0,
         result: raw(result),
+        undoable: false,
     }
 }
 

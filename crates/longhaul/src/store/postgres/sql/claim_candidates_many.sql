@@ -15,7 +15,7 @@ share AS MATERIALIZED (
             SELECT t.queue, t.handler, t.rank, t.id
             FROM tasks t
             WHERE t.ready AND t.queue = q.name AND t.handler = h.name
-              AND (t.deadline IS NULL OR t.deadline > now.now)
+              AND (t.deadline IS NULL OR t.deadline > now.now OR t.phase = 1)
               AND t.crashes < $5
             ORDER BY t.rank, t.id
             LIMIT $4
@@ -30,10 +30,10 @@ FROM now
 CROSS JOIN share
 CROSS JOIN LATERAL (
     SELECT t.id, t.rank, t.tenant, t.queue, t.handler, t.concurrency_key, t.attempts, t.max_attempts, t.crashes,
-           t.deadline, t.last_seq
+           t.deadline, t.last_seq, t.phase
     FROM tasks t
     WHERE t.ready AND t.queue = share.queue AND t.handler = share.handler
-      AND (t.deadline IS NULL OR t.deadline > now.now)
+      AND (t.deadline IS NULL OR t.deadline > now.now OR t.phase = 1)
       AND t.crashes < $5
     ORDER BY t.rank, t.id
     LIMIT share.wanted

@@ -9,7 +9,7 @@ taken AS (
         ready       = false,
         parked      = NULL,
         run_at      = NULL,
-        due_at      = t.deadline + $5,
+        due_at      = CASE WHEN t.phase = 0 THEN t.deadline + $5 END,
         holds       = d.holds,
         fence       = t.fence + 1,
         owner       = $2,

@@ -17,21 +17,25 @@ written AS (
         ready       = CASE WHEN d.state IS NULL THEN t.ready ELSE d.state = 0 AND d.after IS NULL END,
         run_at      = CASE WHEN d.state = 0 THEN now.now + d.after END,
         due_at      = CASE WHEN d.state IS NULL THEN t.due_at
-                           WHEN d.state IN (0, 2) THEN least(now.now + d.after, t.deadline) END,
+                           WHEN d.state IN (0, 2)
+                           THEN least(now.now + d.after, CASE WHEN coalesce(d.phase, t.phase) = 0 THEN t.deadline END) END,
         waiting     = left(d.waiting, -1) || ',"since":"' || lh_time(now.now) || '"'
                       || coalesce(',"until":"' || lh_time(now.now + d.after) || '"', '') || '}',
         result      = d.result,
         error       = CASE WHEN d.state IS NULL THEN t.error ELSE d.error END,
         attempts    = t.attempts + d.attempts,
         finished_at = CASE WHEN d.state >= 3 THEN now.now END,
+        undoable    = t.undoable OR d.undoable,
+        phase       = CASE WHEN d.state >= 3 THEN 0 ELSE coalesce(d.phase, t.phase) END,
+        untold      = t.untold OR (d.state >= 3 AND t.parent IS NOT NULL),
         owner       = CASE WHEN d.state IS NULL THEN t.owner END,
         claim_no    = CASE WHEN d.state IS NULL THEN t.claim_no END,
         lease_until = CASE WHEN d.state IS NULL THEN t.lease_until END
     FROM now, unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::boolean[], $6::boolean[], $7::bigint[],
                      $8::integer[], $9::text[], $10::text[], $11::text[], $12::smallint[], $13::bigint[],
-                     $14::integer[], $15::text[], $16::text[], $17::text[])
+                     $14::integer[], $15::text[], $16::text[], $17::text[], $18::boolean[], $19::smallint[])
               AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress, state, after,
-                    attempts, waiting, result, error)
+                    attempts, waiting, result, error, undoable, phase)
     WHERE t.id = ANY (ARRAY[d.id])
       AND t.fence = d.fence
       AND t.state + 0 = 1

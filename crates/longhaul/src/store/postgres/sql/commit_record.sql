@@ -11,10 +11,12 @@ written AS (
         last_seq   = t.last_seq + d.count,
         crashes    = CASE WHEN d.recorded THEN 0 ELSE t.crashes END,
         progress   = coalesce(d.progress, t.progress),
-        updated_at = now.now
+        updated_at = now.now,
+        undoable   = t.undoable OR d.undoable,
+        phase      = coalesce(d.phase, t.phase)
     FROM now, unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::boolean[], $6::boolean[], $7::bigint[],
-                     $8::integer[], $9::text[], $10::text[], $11::text[])
-              AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress)
+                     $8::integer[], $9::text[], $10::text[], $11::text[], $12::boolean[], $13::smallint[])
+              AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress, undoable, phase)
     WHERE t.id = ANY (ARRAY[d.id])
       AND t.fence = d.fence
       AND t.state + 0 = 1

@@ -1,3 +1,3 @@
-SELECT state, fence, commit_no, last_seq, cancel IS NOT NULL, deadline, queue, holds, rowid
+SELECT state, fence, commit_no, last_seq, cancel IS NOT NULL, deadline, queue, holds, rowid, phase
 FROM tasks
 WHERE id = ?1

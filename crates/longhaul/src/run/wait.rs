@@ -1,0 +1,356 @@
+//! Durable waits: for a time, for a signal, for a person.
+//!
+//! A run that only waits is suspended after a moment: its future is dropped and nothing is held
+//! for it. What it waits for brings it back, and it is replayed up to here. What arrives has its
+//! place in the log, so a `select!` takes the same branch in every replay.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::desk::{Address, Asking, Turn, Unfinished};
+use super::journal::APPROVAL;
+use super::step::decode;
+use super::{Operation, Run};
+use crate::error::TaskError;
+use crate::event::NewEvent;
+use crate::record::{Effect, Op, Record};
+use crate::store::clock::micros;
+use crate::store::{AskChange, AskKind, AskStatus, NewAsk};
+use crate::task::{Invalid, Waiting, check_name, timestamp};
+
+/// Where signals arrive.
+pub(crate) const SIGNAL: &str = "signal/";
+/// Where answers to questions arrive.
+pub(crate) const QUESTION: &str = "question/";
+/// How long an approval can be given, unless said otherwise.
+const APPROVAL_TIME: Duration = Duration::from_secs(86_400);
+
+impl Run {
+    /// Waits for this long, measured from the first time the task got here: a crash or a restart
+    /// meanwhile does not make it longer.
+    pub async fn sleep(&self, duration: Duration) -> Result<(), TaskError> {
+        self.sleep_to(|now| now.saturating_add(micros(duration))).await
+    }
+
+    /// Waits until this time of the store's clock.
+    pub async fn sleep_until(&self, at: Timestamp) -> Result<(), TaskError> {
+        self.sleep_to(|_| at.as_microsecond()).await
+    }
+
+    async fn sleep_to(&self, until: impl Fn(i64) -> i64) -> Result<(), TaskError> {
+        let operation = self.take_place(Asking::plain("sleep", Op::Sleep))?;
+        loop {
+            let started = match operation.turn().await {
+                Turn::Recorded(outcome) => return outcome.map(drop),
+                Turn::Start(started) => started,
+            };
+            let now = self.now_micros();
+            let until = match started.wait {
+                Some((Some(until), _)) => until,
+                _ => {
+                    let until = until(now);
+                    let event = NewEvent::of_step(
+                        "step.started",
+                        &operation.key.1,
+                        json!({"kind": "sleep", "until": timestamp(until)}),
+                    );
+                    self.desk().note(operation.began(Some(until), None), event);
+                    until
+                }
+            };
+            self.desk().wait(&operation.key, operation.waiting("timer", &operation.key.1, Some(until)));
+            tokio::time::sleep_until(self.instant_of(until)).await;
+            self.desk().stop_waiting(&operation.key);
+            let event = NewEvent::of_step("step.completed", &operation.key.1, json!({"kind": "sleep"}));
+            operation.record(operation.done(now, RawValue::NULL.to_owned()), [event]).await;
+        }
+    }
+
+    /// Waits for a signal of this name, sent with [`Client::signal`](crate::Client::signal). One
+    /// that came before it was waited for is kept; several are given in the order in which they
+    /// came, each once.
+    pub async fn signal<T: DeserializeOwned>(&self, name: &str) -> Result<T, TaskError> {
+        check_name("signal", name).map_err(|invalid| TaskError::fatal("bad_signal", invalid.to_string()))?;
+        let title = format!("signal {name}");
+        let address = Some(Address::At(format!("{SIGNAL}{name}")));
+        let operation = self.take_place(Asking { address, ..Asking::plain(&title, Op::Signal) })?;
+        loop {
+            match operation.turn().await {
+                Turn::Recorded(message) => return decode(&operation.key, &message?),
+                Turn::Start(_) => self.desk().wait(&operation.key, operation.waiting("signal", name, None)),
+            }
+        }
+    }
+
+    /// Asks a person and waits for the answer, given with [`Client::answer`](crate::Client::answer).
+    pub fn ask(&self, question: impl Into<String>) -> Question {
+        Question { run: self.clone(), question: question.into(), expires: None }
+    }
+
+    /// Asks a person to allow something and waits for the decision, given with
+    /// [`Client::approve`](crate::Client::approve) or [`Client::deny`](crate::Client::deny). The
+    /// approval is for exactly this text, risk and [arguments](Approve::arguments), can be used
+    /// once, and must be given within 24 hours unless said otherwise. A denial is the error
+    /// `denied`, a decision that did not come in time `approval_expired`; neither is tried again.
+    pub fn approve(&self, what: impl Into<String>, risk: Risk) -> Approve {
+        let (what, arguments) = (what.into(), Ok(Value::Null));
+        Approve { run: self.clone(), what, risk, arguments, expires: APPROVAL_TIME }
+    }
+
+    /// Puts something to a person, once, and waits for what they say.
+    async fn ask_person(&self, operation: &Operation, put: Put) -> Result<Box<RawValue>, TaskError> {
+        loop {
+            let started = match operation.turn().await {
+                Turn::Recorded(outcome) => return outcome,
+                Turn::Start(started) => started,
+            };
+            let (until, id) = self.put(operation, started, &put).await;
+            self.desk().wait(&operation.key, operation.waiting(put.kind(), &id, until));
+            let Some(until) = until else { continue };
+            let turn = tokio::select! {
+                biased;
+                turn = operation.turn() => turn,
+                () = tokio::time::sleep_until(self.instant_of(until)) => {
+                    self.desk().stop_waiting(&operation.key);
+                    self.expire(operation, id, until, &put).await;
+                    continue;
+                }
+            };
+            if let Turn::Recorded(outcome) = turn {
+                return outcome;
+            }
+        }
+    }
+
+    /// Puts the question, unless that was done before; gives until when it can be answered, and its id.
+    async fn put(&self, operation: &Operation, started: Unfinished, put: &Put) -> (Option<i64>, String) {
+        if let Some((until, Some(id))) = started.wait {
+            return (until, id);
+        }
+        let until = put.expires.map(|expires| self.now_micros().saturating_add(micros(expires)));
+        // Never used again, so that an old message cannot answer a new question.
+        let id = Uuid::now_v7().simple().to_string();
+        let step = operation.key.1.clone();
+        let event = match put.kind {
+            AskKind::Question => NewEvent::of_step(
+                "question.asked",
+                &step,
+                json!({"id": id, "question": put.text, "expires_at": until.map(timestamp)}),
+            ),
+            AskKind::Approval => NewEvent::of_step(
+                "approval.requested",
+                &step,
+                json!({"id": id, "what": put.text, "subject": put.subject, "digest": put.digest,
+                       "expires_at": until.map(timestamp)}),
+            ),
+        };
+        let address = operation.address();
+        self.desk().ask_changed(AskChange::Open(NewAsk {
+            id: id.clone(),
+            kind: put.kind,
+            step: address,
+            text: put.text.clone(),
+            subject: put.subject.to_string(),
+            digest: put.digest.clone(),
+            expires_at: until,
+        }));
+        operation.record(operation.began(until, Some(id.clone())), [event]).await;
+        (until, id)
+    }
+
+    /// Nobody answered in time. Should someone have done so at this very moment, that counts.
+    async fn expire(&self, operation: &Operation, id: String, until: i64, put: &Put) {
+        let step = operation.key.1.clone();
+        let message = format!("nobody answered '{}' before {}", put.text, timestamp(until));
+        let error = match put.kind {
+            AskKind::Question => TaskError::fatal("question_expired", message),
+            AskKind::Approval => TaskError::fatal("approval_expired", message),
+        };
+        let error = error.detail("step", step.clone()).detail("id", id.clone());
+        let event = NewEvent::of_step("step.failed", &step, json!({"error": error, "last": true}));
+        self.desk().ask_changed(AskChange::Close { id, status: AskStatus::Expired });
+        let started = self.now_micros();
+        let record = Record::Failed { step, effect: Effect::Read, attempt: 1, started, last: true, error };
+        operation.record(record, [event]).await;
+    }
+}
+
+impl Operation {
+    /// The record of a wait that begins.
+    pub(super) fn began(&self, until: Option<i64>, id: Option<String>) -> Record {
+        Record::Wait { step: self.key.1.clone(), op: self.op, until, id }
+    }
+
+    pub(super) fn waiting(&self, kind: &str, id: &str, until: Option<i64>) -> Waiting {
+        Waiting { kind: kind.to_owned(), id: id.to_owned(), since: None, until: until.map(timestamp) }
+    }
+
+    fn address(&self) -> String {
+        self.run.desk().address_of(&self.key).unwrap_or_default()
+    }
+}
+
+/// Something that is put to a person.
+struct Put {
+    kind: AskKind,
+    text: String,
+    subject: Value,
+    digest: String,
+    expires: Option<Duration>,
+}
+
+impl Put {
+    fn kind(&self) -> &'static str {
+        match self.kind {
+            AskKind::Question => "question",
+            AskKind::Approval => "approval",
+        }
+    }
+}
+
+/// A question about to be asked; `.await` it for the answer.
+#[must_use = "a question is not asked until it is awaited"]
+pub struct Question {
+    run: Run,
+    question: String,
+    expires: Option<Duration>,
+}
+
+impl Question {
+    /// Without an answer in this time it ends with the error `question_expired`.
+    pub fn expires(mut self, time: Duration) -> Self {
+        self.expires = Some(time);
+        self
+    }
+}
+
+impl IntoFuture for Question {
+    type Output = Result<String, TaskError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { run, question, expires } = self;
+        let address = Some(Address::Own(QUESTION));
+        let operation = run.take_place(Asking { address, ..Asking::plain("ask", Op::Question) });
+        let digest = digest(&json!({"question": question}));
+        let put = Put { kind: AskKind::Question, text: question, subject: Value::Null, digest, expires };
+        Box::pin(async move {
+            let operation = operation?;
+            let message = run.ask_person(&operation, put).await?;
+            Ok(decode::<Answered>(&operation.key, &message)?.answer)
+        })
+    }
+}
+
+/// What arrives for a question.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Answered {
+    pub(crate) id: String,
+    pub(crate) answer: String,
+    pub(crate) by: String,
+}
+
+/// How dangerous something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Risk {
+    /// Changes nothing.
+    ReadOnly,
+    /// Changes something here.
+    WriteLocal,
+    /// Changes something elsewhere.
+    ExternalAction,
+}
+
+/// An approval about to be asked for; `.await` it for the decision.
+#[must_use = "an approval is not asked for until it is awaited"]
+pub struct Approve {
+    run: Run,
+    what: String,
+    risk: Risk,
+    arguments: Result<Value, String>,
+    expires: Duration,
+}
+
+impl Approve {
+    /// The exact arguments of what is approved; shown to people, and part of the digest.
+    pub fn arguments(mut self, arguments: &impl Serialize) -> Self {
+        self.arguments = serde_json::to_value(arguments).map_err(|error| error.to_string());
+        self
+    }
+
+    /// Until when it can be decided.
+    pub fn expires(mut self, time: Duration) -> Self {
+        self.expires = time;
+        self
+    }
+}
+
+/// A decision for something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Approval {
+    /// The approval's id.
+    pub id: String,
+    /// Who approved.
+    pub by: String,
+    /// Why, if they said so.
+    pub reason: Option<String>,
+}
+
+/// What arrives for an approval.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct DecidedApproval {
+    pub(crate) id: String,
+    pub(crate) approve: bool,
+    pub(crate) by: String,
+    pub(crate) reason: Option<String>,
+}
+
+impl IntoFuture for Approve {
+    type Output = Result<Approval, TaskError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { run, what, risk, arguments, expires } = self;
+        let address = Some(Address::Own(APPROVAL));
+        let operation = run.take_place(Asking { address, ..Asking::plain("approve", Op::Approval) });
+        Box::pin(async move {
+            let operation = operation?;
+            let arguments = arguments.map_err(|error| TaskError::fatal("bad_arguments", error))?;
+            let digest = digest(&json!({"what": what, "risk": risk, "arguments": arguments}));
+            let subject = json!({"risk": risk, "arguments": arguments});
+            let put = Put { kind: AskKind::Approval, text: what, subject, digest, expires: Some(expires) };
+            let message = run.ask_person(&operation, put).await?;
+            let decided: DecidedApproval = decode(&operation.key, &message)?;
+            let DecidedApproval { id, approve, by, reason } = decided;
+            if approve {
+                run.desk().ask_changed(AskChange::Close { id: id.clone(), status: AskStatus::Used });
+                return Ok(Approval { id, by, reason });
+            }
+            let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+            Err(TaskError::fatal("denied", format!("{by} denied it{why}"))
+                .detail("step", operation.key.1.clone())
+                .detail("by", by))
+        })
+    }
+}
+
+/// Names content exactly. Members are in the order of their names, so equal content has one digest.
+fn digest(content: &Value) -> String {
+    let hash = Sha256::digest(content.to_string());
+    hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a signal may have this name.
+pub(crate) fn check_signal(name: &str) -> Result<(), Invalid> {
+    check_name("signal", name)
+}

@@ -1,0 +1,254 @@
+//! Durable waits: for a time, a signal, a person.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::Bed;
+use longhaul::{AskStatus, Client, Error, NewTask, Risk, Run, State, TaskError, TaskId, Worker, WorkerHandle};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Starts a worker with a handler named `h`.
+async fn start<F, Fut, T>(bed: &Bed, handler: F) -> WorkerHandle
+where
+    F: Fn(Run) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<T, TaskError>> + Send + 'static,
+    T: serde::Serialize + Send + 'static,
+{
+    Worker::new(&bed.client).handler("h", move |run: Run, (): ()| handler(run)).start().await.expect("starts")
+}
+
+async fn submit(bed: &Bed) -> TaskId {
+    bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id
+}
+
+fn refusal(answer: Result<longhaul::store::Controlled, Error>) -> String {
+    answer.expect_err("refused").to_string()
+}
+
+async fn only_ask(client: &Client, id: TaskId) -> longhaul::Ask {
+    let mut asks = client.asks(id).await.expect("read");
+    assert_eq!(asks.len(), 1);
+    asks.remove(0)
+}
+
+on_every_store!(
+    a_long_sleep_suspends_the_task_and_ends_by_the_stores_clock,
+    a_short_wait_does_not_suspend,
+    a_signal_wakes_the_task_that_waits_for_it_and_no_other,
+    signals_that_come_early_are_kept_in_their_order,
+    a_signal_reaches_a_run_that_is_still_in_memory_without_a_suspend,
+    a_wait_that_lost_a_select_leaves_its_signal_to_the_next_one,
+    a_question_is_put_once_and_its_answer_is_given_to_the_handler,
+    an_approval_is_for_these_arguments_once_and_in_time,
+    a_denial_fails_the_task_and_names_who_and_why,
+    waits_beside_steps_in_a_join_all_end,
+    a_cancel_and_a_deadline_end_a_task_that_waits,
+);
+
+async fn a_long_sleep_suspends_the_task_and_ends_by_the_stores_clock(bed: Bed) {
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let worker = start(&bed, move |run| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            run.sleep(DAY).await?;
+            Ok("woke")
+        }
+    })
+    .await;
+    let id = submit(&bed).await;
+    let task = bed.reaches(id, State::Waiting).await;
+    let waiting = task.waiting_for.expect("says what for");
+    assert_eq!(waiting.kind, "timer");
+    assert!(waiting.until.is_some());
+    bed.client.clock().advance(DAY);
+    let task = bed.ended(id).await;
+    assert_eq!((task.state, task.result.expect("a result").get()), (State::Completed, "\"woke\""));
+    assert_eq!(runs.load(Ordering::SeqCst), 2, "run, suspended, run again");
+    assert_eq!(task.attempts, 0, "waiting costs no attempt");
+    worker.stop().await;
+}
+
+async fn a_short_wait_does_not_suspend(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        run.sleep(Duration::from_millis(10)).await?;
+        Ok(())
+    })
+    .await;
+    let id = submit(&bed).await;
+    assert_eq!(bed.ended(id).await.state, State::Completed);
+    assert!(!bed.kinds(id).await.contains(&"task.waiting".to_owned()));
+    worker.stop().await;
+}
+
+async fn a_signal_wakes_the_task_that_waits_for_it_and_no_other(bed: Bed) {
+    let worker = start(&bed, |run| async move { run.signal::<u32>("go").await }).await;
+    let (woken, other) = (submit(&bed).await, submit(&bed).await);
+    bed.reaches(woken, State::Waiting).await;
+    bed.reaches(other, State::Waiting).await;
+    bed.client.signal(woken, "go", &7).await.expect("sent");
+    assert_eq!(bed.ended(woken).await.result.expect("a result").get(), "7");
+    assert_eq!(bed.client.task(other).await.expect("there").state, State::Waiting);
+    assert!(refusal(bed.client.signal(woken, "go", &8).await).contains("completed already"));
+    worker.stop().await;
+}
+
+async fn signals_that_come_early_are_kept_in_their_order(bed: Bed) {
+    bed.client.announce(&["h"]).await.expect("known");
+    let id = submit(&bed).await;
+    for number in 1..=3 {
+        bed.client.signal(id, "go", &number).await.expect("sent");
+    }
+    let worker = start(&bed, |run| async move {
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            all.push(run.signal::<u32>("go").await?);
+        }
+        Ok(all)
+    })
+    .await;
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "[1,2,3]");
+    worker.stop().await;
+}
+
+async fn a_signal_reaches_a_run_that_is_still_in_memory_without_a_suspend(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        // The step keeps the run from being suspended.
+        let busy = run.step("busy", || async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Ok::<_, TaskError>(())
+        });
+        tokio::select! {
+            signal = run.signal::<u32>("go") => signal,
+            _ = busy => Err(TaskError::fatal("too_late", "the signal did not come through")),
+        }
+    })
+    .await;
+    let id = submit(&bed).await;
+    bed.event(id, "step.started").await;
+    bed.client.signal(id, "go", &1).await.expect("sent");
+    assert_eq!(bed.ended(id).await.state, State::Completed);
+    assert!(!bed.kinds(id).await.contains(&"task.waiting".to_owned()));
+    worker.stop().await;
+}
+
+async fn a_wait_that_lost_a_select_leaves_its_signal_to_the_next_one(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        tokio::select! {
+            _ = run.signal::<u32>("go") => return Err(TaskError::fatal("early", "there was no signal yet")),
+            slept = run.sleep(DAY) => slept?,
+        }
+        run.publish("night.over", &()).await?;
+        run.signal::<u32>("go").await
+    })
+    .await;
+    let id = submit(&bed).await;
+    bed.reaches(id, State::Waiting).await;
+    bed.client.clock().advance(DAY);
+    bed.event(id, "night.over").await;
+    bed.client.signal(id, "go", &5).await.expect("sent");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "5");
+    worker.stop().await;
+}
+
+async fn a_question_is_put_once_and_its_answer_is_given_to_the_handler(bed: Bed) {
+    let worker = start(&bed, |run| async move { run.ask("Which region?").await }).await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "question").await;
+    let ask = only_ask(&bed.client, id).await;
+    assert_eq!((ask.text.as_str(), ask.status), ("Which region?", AskStatus::Pending));
+    assert_eq!(bed.client.open_asks().await.expect("read").len(), 1);
+    let ann = bed.client.acting_as("ann");
+    ann.answer(id, Some(&ask.id), "eu").await.expect("taken");
+    let task = bed.ended(id).await;
+    assert_eq!(task.result.expect("a result").get(), "\"eu\"");
+    assert!(bed.client.open_asks().await.expect("read").is_empty());
+    let twice = refusal(ann.answer(id, Some(&ask.id), "us").await);
+    assert!(twice.contains("answered by ann already"), "{twice}");
+    worker.stop().await;
+}
+
+async fn an_approval_is_for_these_arguments_once_and_in_time(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        for amount in [10, 20] {
+            let approval = run.approve("Pay?", Risk::ExternalAction).arguments(&amount).expires(DAY).await?;
+            run.publish("money.paid", &(amount, approval.by)).await?;
+        }
+        Ok(())
+    })
+    .await;
+    let ann = bed.client.acting_as("ann");
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    let first = only_ask(&bed.client, id).await;
+    assert_eq!(first.subject["arguments"], 10);
+    let other = refusal(ann.approve(id, Some(&first.id), None, Some("0badc0de")).await);
+    assert!(other.contains("asked for something else"), "{other}");
+    ann.approve(id, Some(&first.id), Some("fine"), Some(&first.digest)).await.expect("approved");
+    let twice = refusal(ann.approve(id, Some(&first.id), None, None).await);
+    assert!(twice.contains("already"), "{twice}");
+
+    // The second payment wants an approval of its own; the old message does not serve.
+    bed.event(id, "money.paid").await;
+    bed.waiting_for(id, "approval").await;
+    let replayed = refusal(ann.approve(id, Some(&first.id), None, Some(&first.digest)).await);
+    assert!(replayed.contains("used by ann already"), "{replayed}");
+    let second = bed.client.asks(id).await.expect("read").pop().expect("the second");
+    assert_ne!(second.digest, first.digest);
+    bed.client.clock().advance(DAY);
+    let late = refusal(ann.approve(id, Some(&second.id), None, None).await);
+    assert!(late.contains("expired"), "{late}");
+    let task = bed.ended(id).await;
+    assert_eq!((task.state, task.error.expect("says why").code.as_str()), (State::Failed, "approval_expired"));
+    let statuses: Vec<_> = bed.client.asks(id).await.expect("read").iter().map(|ask| ask.status).collect();
+    assert_eq!(statuses, [AskStatus::Used, AskStatus::Expired]);
+    let paid = bed.kinds(id).await.iter().filter(|kind| *kind == "money.paid").count();
+    assert_eq!(paid, 1);
+    worker.stop().await;
+}
+
+async fn a_denial_fails_the_task_and_names_who_and_why(bed: Bed) {
+    let worker =
+        start(&bed, |run| async move { run.approve("Delete all?", Risk::WriteLocal).await.map(drop) }).await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    bed.client.acting_as("bob").deny(id, None, Some("no backup")).await.expect("denied");
+    let error = bed.ended(id).await.error.expect("says why");
+    assert_eq!(error.code, "denied");
+    assert!(error.message.contains("bob") && error.message.contains("no backup"), "{}", error.message);
+    worker.stop().await;
+}
+
+async fn waits_beside_steps_in_a_join_all_end(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        let step = |name: &'static str| run.step(name, move || async move { Ok::<_, TaskError>(name.len()) });
+        let (a, b, c, go) = tokio::join!(step("a"), step("bb"), step("ccc"), run.signal::<usize>("go"));
+        Ok(a? + b? + c? + go?)
+    })
+    .await;
+    let id = submit(&bed).await;
+    bed.reaches(id, State::Waiting).await;
+    bed.client.signal(id, "go", &100).await.expect("sent");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "106");
+    worker.stop().await;
+}
+
+async fn a_cancel_and_a_deadline_end_a_task_that_waits(bed: Bed) {
+    let worker = start(&bed, |run| async move { run.signal::<()>("never").await }).await;
+    let cancelled = submit(&bed).await;
+    bed.reaches(cancelled, State::Waiting).await;
+    bed.client.cancel(cancelled, None).await.expect("cancelled");
+    assert_eq!(bed.ended(cancelled).await.state, State::Cancelled);
+
+    let late = NewTask::new("h", &()).timeout(DAY);
+    let late = bed.client.submit(late).await.expect("accepted").id;
+    bed.reaches(late, State::Waiting).await;
+    bed.client.clock().advance(DAY);
+    let task = bed.ended(late).await;
+    assert_eq!((task.state, task.error.expect("says why").code.as_str()), (State::Failed, "deadline_exceeded"));
+    worker.stop().await;
+}
