@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::value::to_raw_value;
+use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::engine::Engine;
+use crate::event::LogRow;
 use crate::feed::Events;
 use crate::record::Decision;
+use crate::run::journal::prefix;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
     Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings,
@@ -150,6 +152,41 @@ impl Client {
     /// failed is tried again. Nothing happens to any other task.
     pub async fn resume(&self, id: TaskId) -> Result<Controlled, Error> {
         self.control(id, Action::Resume).await
+    }
+
+    /// Submits a new task that shares the recorded prefix of one that has ended: everything up to
+    /// the step `from_step` (its name as in the events) is taken over and not run again, from there
+    /// on it goes its own way, with other `input` if given. It never undoes what it took over, and
+    /// takes over no approval.
+    pub async fn fork(
+        &self,
+        id: TaskId,
+        from_step: &str,
+        input: Option<Box<RawValue>>,
+    ) -> Result<Accepted, Error> {
+        let task = self.task(id).await?;
+        if !task.state.is_final() {
+            let why = format!("the task is {}; only one that has ended can be forked", task.state);
+            return Err(ControlRefused::WrongState(why).into());
+        }
+        let mut log: Vec<LogRow> = Vec::new();
+        loop {
+            let after = log.last().map_or(0, LogRow::last_seq);
+            let rows = self.engine.store.log(id, after).await?;
+            if rows.is_empty() {
+                break;
+            }
+            log.extend(rows);
+        }
+        let prefix = prefix(&log, from_step).map_err(|error| ControlRefused::WrongState(error.message))?;
+        let Some(prefix) = prefix else {
+            let why = format!("the task has no step '{from_step}'; its events name those it has");
+            return Err(ControlRefused::WrongState(why).into());
+        };
+        let mut fork = NewTask::with_raw(task.handler, input.unwrap_or(task.input));
+        (fork.queue, fork.priority, fork.tags) = (task.queue, task.priority.get(), task.tags);
+        fork.fork = Some((id, prefix));
+        self.submit(fork).await
     }
 
     /// Changes the priority (0 to 9) and with it the place in line.

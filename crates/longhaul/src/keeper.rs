@@ -19,7 +19,9 @@ const MOST_PATIENCE: Duration = Duration::from_secs(5);
 /// Sweeps until it is dropped.
 pub(crate) async fn keep(engine: Arc<Engine>) {
     let mut patience = LONGEST_PAUSE;
+    let mut due = engine.hints.on_due();
     loop {
+        due.mark_unchanged();
         let swept = engine.store.sweep(SWEEP_LIMIT).await;
         if swept.is_ok() {
             patience = LONGEST_PAUSE;
@@ -36,6 +38,7 @@ pub(crate) async fn keep(engine: Arc<Engine>) {
                 patience
             }
         };
-        tokio::time::sleep(pause).await;
+        // The sender lives as long as the engine.
+        let _ = tokio::time::timeout(pause, due.changed()).await;
     }
 }

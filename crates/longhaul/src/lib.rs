@@ -52,7 +52,7 @@ pub use event::{Event, Progress};
 pub use feed::Events;
 pub use record::{Decision, Effect};
 pub use retry::RetryPolicy;
-pub use run::{Approval, Risk, Run, StepContext};
+pub use run::{Approval, Child, Risk, Run, StepContext};
 pub use saga::Saga;
 pub use state::{AgentState, StatePatch};
 pub use store::{Ask, AskKind, AskStatus, Filter, QueueSettings, Settings};

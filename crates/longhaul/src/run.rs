@@ -26,14 +26,16 @@ use crate::state::{AgentState, StatePatch};
 use crate::store::{Cancel, Lease, NewCheckpoint};
 use crate::task::{Invalid, TaskId, timestamp};
 
+pub(crate) mod child;
 mod desk;
 pub(crate) mod driver;
-mod journal;
+pub(crate) mod journal;
 mod resume;
 mod step;
 mod undo;
 pub(crate) mod wait;
 
+pub use child::Child;
 pub use step::{Step, StepContext};
 pub use wait::{Approval, Approve, Question, Risk};
 

@@ -196,6 +196,12 @@ pub enum SubmitRefused {
         /// The name.
         handler: String,
     },
+    /// The task that made this one has ended or was cancelled.
+    #[error("its parent {parent} has ended or was cancelled")]
+    ParentEnded {
+        /// The parent.
+        parent: TaskId,
+    },
     /// The request itself is wrong.
     #[error(transparent)]
     Invalid(#[from] Invalid),
@@ -659,6 +665,8 @@ pub struct Swept {
     pub expired: usize,
     /// Tasks whose time had come.
     pub due: usize,
+    /// Tasks that ended and whose parents were told.
+    pub told: usize,
     /// Finished tasks removed.
     pub removed: usize,
     /// Microseconds until something else is due, as far as known.
@@ -668,7 +676,7 @@ pub struct Swept {
 impl Swept {
     /// Whether it hit its bound, so that there may be more to do at once.
     pub fn is_full(&self, limit: usize) -> bool {
-        self.expired >= limit || self.due >= limit || self.removed >= limit
+        [self.expired, self.due, self.told, self.removed].into_iter().any(|count| count >= limit)
     }
 }
 

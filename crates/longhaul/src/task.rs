@@ -15,7 +15,8 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::error::TaskError;
-use crate::event::Progress;
+use crate::event::{LogEntry, NewEvent, Progress};
+use crate::record::Record;
 
 /// Identifies a task. Made by the caller (UUID version 7, so ids sort by time), which makes a
 /// repeated submit harmless.
@@ -242,6 +243,12 @@ pub struct NewTask {
     /// Why the input could not be written as JSON.
     #[serde(skip)]
     not_json: Option<String>,
+    /// The task whose run made this one.
+    #[serde(skip)]
+    pub(crate) parent: Option<TaskId>,
+    /// The task whose recorded prefix this one shares, and that prefix.
+    #[serde(skip)]
+    pub(crate) fork: Option<(TaskId, Vec<Record>)>,
 }
 
 impl NewTask {
@@ -276,6 +283,8 @@ impl NewTask {
             max_attempts: 3,
             tags: BTreeMap::new(),
             not_json: None,
+            parent: None,
+            fork: None,
         }
     }
 
@@ -380,6 +389,20 @@ impl NewTask {
             }
         }
         Ok(())
+    }
+
+    /// The first row of the task's log.
+    pub(crate) fn first_entry(&self) -> LogEntry {
+        let mut data = serde_json::json!({"handler": self.handler, "queue": self.queue});
+        let mut records = vec![Record::Input(self.input.clone())];
+        if let Some(parent) = self.parent {
+            data["parent_id"] = serde_json::json!(parent);
+        }
+        if let Some((of, prefix)) = &self.fork {
+            data["fork_of"] = serde_json::json!(of);
+            records.extend(prefix.iter().cloned());
+        }
+        LogEntry::new(&[NewEvent::new("task.submitted", data)], &records)
     }
 
     /// A digest of what is asked for, defaults filled in and independent of spelling: two

@@ -401,13 +401,14 @@ impl Driver {
     /// everything has its order.
     async fn read_others(&self) -> Result<(), TaskError> {
         let seen = self.run.desk().journal().seen();
+        // What the worker heard of may have been this run's own; what it hears from now on may not
+        // be in the rows.
+        let heard = self.run.inner.signals.borrow().last_seq;
         let rows = others_rows(&self.run.inner.engine, self.run.id(), seen, u64::MAX).await;
         let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
         let newest = rows.last().map(LogRow::last_seq);
         let mut desk = self.run.desk();
         desk.load(&rows, false)?;
-        // What the worker heard of may have been this run's own.
-        let heard = self.run.inner.signals.borrow().last_seq;
         desk.saw(newest.unwrap_or(0).max(heard));
         Ok(())
     }

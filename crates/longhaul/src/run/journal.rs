@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde_json::value::RawValue;
 
+use super::child::CHILD;
 use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::record::{Decision, Effect, Op, Record, records_of};
@@ -18,8 +19,8 @@ use crate::task::State;
 /// Which operation: the part of the journal and the name in it.
 pub(super) type Key = (u32, String);
 
-/// Where the outcomes of children arrive.
-pub(crate) const CHILD: &str = "child/";
+/// Where grants of locks arrive.
+const LOCK: &str = "lock/";
 /// Where decisions on approvals arrive.
 pub(crate) const APPROVAL: &str = "approval/";
 
@@ -213,6 +214,30 @@ impl Journal {
         Some(arrival.message)
     }
 
+    /// What a fork of the task takes over, in its order: what was recorded well and not undone, what
+    /// arrived, and changes of the state. Approvals and locks are not passed on.
+    fn legacy(self) -> Vec<Record> {
+        let mut all: Vec<(u64, Record)> = Vec::new();
+        for ((part, step), recorded) in self.recorded {
+            let Ok(result) = recorded.outcome else { continue };
+            let op = recorded.op.unwrap_or(Op::Step);
+            if !self.undone.contains(&(part, step.clone())) {
+                all.push((recorded.order, Record::Inherited { part, step, op, result }));
+            }
+        }
+        for (at, arrivals) in self.arrivals {
+            if !at.starts_with(APPROVAL) && !at.starts_with(LOCK) {
+                let arrived = |arrival: Arrival| {
+                    (arrival.order, Record::Arrived { at: at.clone(), message: arrival.message })
+                };
+                all.extend(arrivals.into_iter().map(arrived));
+            }
+        }
+        all.extend(self.patches.into_iter().map(|(at, patch, version)| (at, Record::Patched { patch, version })));
+        all.sort_by_key(|(order, _)| *order);
+        all.into_iter().map(|(_, record)| record).collect()
+    }
+
     /// What can be undone, the last completed first.
     pub(super) fn undoable(&self) -> Vec<(Key, Box<RawValue>)> {
         self.undoable.values().rev().cloned().collect()
@@ -354,6 +379,24 @@ impl Journal {
     pub(super) fn newest_part(&self) -> u32 {
         self.part
     }
+}
+
+/// What a fork from `step` on takes over of a task with this log; `None` when the log does not know
+/// the step.
+pub(crate) fn prefix(rows: &[LogRow], step: &str) -> Result<Option<Vec<Record>>, TaskError> {
+    let mut journal = Journal::default();
+    for row in rows {
+        let records = records_of(row).map_err(|error| {
+            TaskError::fatal("journal_damaged", format!("row {} of the log cannot be read: {error}", row.seq))
+        })?;
+        for record in records {
+            if record.step() == Some(step) {
+                return Ok(Some(journal.legacy()));
+            }
+            journal.take(record);
+        }
+    }
+    Ok(None)
 }
 
 /// The effect class that decides whether an interrupted try is in doubt.

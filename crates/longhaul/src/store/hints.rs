@@ -16,6 +16,8 @@ use crate::task::TaskId;
 pub struct Hints {
     /// Bumped when a task may have become ready.
     ready: watch::Sender<u64>,
+    /// Bumped when the keeper has something to do at once.
+    due: watch::Sender<u64>,
     /// Bumped when other processes changed something, it is not known what.
     anything: watch::Sender<u64>,
     /// Tasks that someone in this process follows.
@@ -44,6 +46,7 @@ impl Default for Hints {
     fn default() -> Self {
         Self {
             ready: watch::Sender::new(0),
+            due: watch::Sender::new(0),
             anything: watch::Sender::new(0),
             followed: Mutex::default(),
             controlled: broadcast::Sender::new(1_024),
@@ -55,6 +58,11 @@ impl Hints {
     /// A task may have become ready.
     pub fn tell_ready(&self) {
         self.ready.send_modify(|count| *count += 1);
+    }
+
+    /// The keeper has something to do.
+    pub fn tell_due(&self) {
+        self.due.send_modify(|count| *count += 1);
     }
 
     /// Something changed elsewhere: a task may be ready, any followed task may have events.
@@ -98,6 +106,10 @@ impl Hints {
 
     pub(crate) fn on_ready(&self) -> watch::Receiver<u64> {
         self.ready.subscribe()
+    }
+
+    pub(crate) fn on_due(&self) -> watch::Receiver<u64> {
+        self.due.subscribe()
     }
 
     pub(crate) fn on_anything(&self) -> watch::Receiver<u64> {

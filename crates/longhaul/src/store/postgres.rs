@@ -102,6 +102,9 @@ impl PostgresStore {
 
     /// Gives hints, here and elsewhere. Only after the transaction is on disk.
     fn tell(&self, told: Told) {
+        if told.due {
+            self.hints.tell_due();
+        }
         if told.is_empty() {
             return;
         }
@@ -126,6 +129,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Default)]
 struct Told {
     ready: bool,
+    /// Something is due for the keeper.
+    due: bool,
     changed: Vec<TaskId>,
     finished: Vec<TaskId>,
     controlled: Vec<TaskId>,

@@ -11,6 +11,7 @@ use super::{Action, Ask, AskKind, AskStatus, Cancel, CommitRefused, Control, Con
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
+use crate::run::child::{CHILD, ChildEnded};
 use crate::run::wait::{Answered, DecidedApproval, SIGNAL, check_signal};
 use crate::task::{Invalid, Phase, Priority, State, TaskId, Waiting, timestamp};
 
@@ -108,6 +109,11 @@ impl Head {
         self.run_at = run_at.filter(|&at| at > now);
         self.ready = self.run_at.is_none();
         self.due_at = pending_due(self.run_at, self.deadline());
+    }
+
+    /// Whether nothing may be begun for it any more.
+    pub(crate) fn ended_or_cancelled(&self) -> bool {
+        self.state.is_final() || self.cancel.is_some() || self.phase == Phase::Compensating
     }
 
     /// The deadline that counts: undoing has its own time.
@@ -354,7 +360,14 @@ fn change(head: Head, ending: Ending) -> Change {
 pub(crate) fn due(head: &Head, now: i64) -> Option<Change> {
     let mut head = head.clone();
     let mut events = Vec::new();
+    let cancel = head.cancel.clone().filter(|_| head.phase == Phase::Forward);
     match head.state {
+        State::Pending | State::Waiting if cancel.is_some() => {
+            // Its parent was cancelled.
+            let error = cancel.as_ref().map_or_else(|| TaskError::fatal("cancelled", "cancelled"), cancel_error);
+            let ending = head.end(State::Cancelled, error, now);
+            return Some(change(head, ending));
+        }
         State::Pending if head.past_deadline(now) => {
             let error = deadline_error(head.deadline.unwrap_or(now), "in the queue");
             let ending = head.end(State::Failed, error, now);
@@ -522,6 +535,14 @@ pub(crate) fn arrive_all(head: &Head, arrived: Vec<(Record, NewEvent)>, now: i64
     }
     let (records, events): (Vec<Record>, Vec<NewEvent>) = arrived.into_iter().unzip();
     Change { entry: LogEntry::new(&events, &records), head }
+}
+
+/// How a child ended, as it arrives at its parent.
+pub(crate) fn child_ended(child: TaskId, ended: &ChildEnded) -> (Record, NewEvent) {
+    let event = NewEvent::new("child.ended", json!({"child": child, "state": ended.state}));
+    // Made of types that always serialise.
+    let message = to_raw_value(ended).unwrap_or_else(|_| RawValue::NULL.to_owned());
+    (Record::Arrived { at: format!("{CHILD}{child}"), message }, event)
 }
 
 /// What an answer makes of a question or an approval.

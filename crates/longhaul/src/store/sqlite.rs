@@ -111,6 +111,9 @@ impl SqliteStore {
         if told.ready {
             self.hints.tell_ready();
         }
+        if told.due {
+            self.hints.tell_due();
+        }
         self.hints.tell_changed(told.changed);
         self.hints.tell_finished(told.finished);
         for task in told.controlled {
@@ -153,6 +156,8 @@ struct Tx<'a> {
 #[derive(Default)]
 struct Told {
     ready: bool,
+    /// Something is due for the keeper.
+    due: bool,
     changed: Vec<TaskId>,
     finished: Vec<TaskId>,
     controlled: Vec<TaskId>,

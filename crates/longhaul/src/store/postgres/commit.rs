@@ -72,6 +72,8 @@ struct Written {
     queue: Option<String>,
     /// The limits it counted in until now.
     holds: Option<String>,
+    /// It ended, and has a parent that waits to be told.
+    untold: bool,
 }
 
 type Rows = HashMap<Uuid, Written>;
@@ -104,8 +106,9 @@ async fn records(store: &PostgresStore, tx: &Tx, order: &[&Commit]) -> Result<Ro
 }
 
 fn written(row: &Row, ended: bool) -> Result<(Uuid, Written), StoreError> {
-    let (queue, holds) = if ended { (row.try_get(3)?, row.try_get(4)?) } else { (None, None) };
-    Ok((row.try_get(0)?, Written { last_seq: get_u64(row, 1)?, now: row.try_get(2)?, queue, holds }))
+    let (queue, holds, untold) =
+        if ended { (row.try_get(3)?, row.try_get(4)?, row.try_get(5)?) } else { (None, None, false) };
+    Ok((row.try_get(0)?, Written { last_seq: get_u64(row, 1)?, now: row.try_get(2)?, queue, holds, untold }))
 }
 
 /// A batch with outcomes, patches or checkpoints.
@@ -157,11 +160,12 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
     if !holders.is_empty() {
         tx.execute("UPDATE tasks SET holds = NULL WHERE id = ANY ($1::uuid[])", &[&holders]).await?;
     }
+    let due = rows.values().any(|row| row.untold);
     let readied = limits::free(&tx, &freed).await?;
     limits::add_depths(&tx, store.depth_shard(false), &depths).await?;
     let answers = answer(store, &tx, order, rows).await?;
     tx.commit().await?;
-    store.tell(Told { ready: readied, ..Told::default() });
+    store.tell(Told { ready: readied, due, ..Told::default() });
     Ok(answers)
 }
 

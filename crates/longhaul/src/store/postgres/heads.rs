@@ -8,8 +8,8 @@ use super::limits::{self, Counts};
 use super::rows::{self, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told};
 use crate::event::LogEntry;
-use crate::store::StoreError;
 use crate::store::rules::{Change, Head};
+use crate::store::{Cancel, StoreError};
 use crate::task::{State, TaskId};
 
 /// The heads of these tasks, locked, in id order.
@@ -32,6 +32,8 @@ pub(super) struct Decided {
     log: Vec<(TaskId, u64, LogEntry)>,
     depths: Counts,
     freed: Counts,
+    /// Tasks that were cancelled just now; so is everything below them.
+    cancelled: Vec<(TaskId, Cancel)>,
     pub(super) told: Told,
 }
 
@@ -53,7 +55,11 @@ impl Decided {
         let pending = |state| i64::from(state == State::Pending);
         limits::count(&mut self.depths, &head.queue, pending(head.state) - pending(before.state));
         self.told.ready |= head.ready;
+        self.told.due |= head.state.is_final();
         self.told.tell(head.id, head.state);
+        if let Some(cancel) = head.cancel.clone().filter(|_| before.cancel.is_none()) {
+            self.cancelled.push((head.id, cancel));
+        }
         self.heads.retain(|known| known.id != head.id);
         self.heads.push(head.clone());
         head
@@ -78,6 +84,9 @@ impl Decided {
         }
         if !self.log.is_empty() {
             self.append(tx, now).await?;
+        }
+        if !self.cancelled.is_empty() {
+            self.cancel_children(tx, now).await?;
         }
         self.told.ready |= limits::free(tx, &self.freed).await?;
         limits::add_depths(tx, store.depth_shard(false), &self.depths).await
@@ -114,6 +123,24 @@ impl Decided {
         )
         .await?;
         Ok(())
+    }
+
+    async fn cancel_children(&mut self, tx: &Tx, now: i64) -> Result<(), StoreError> {
+        let ids: Vec<Uuid> = self.cancelled.iter().map(|(id, _)| id.0).collect();
+        let cancels: Vec<Option<String>> =
+            self.cancelled.iter().map(|(_, cancel)| to_json(Some(cancel))).collect();
+        loop {
+            let rows = tx.rows(include_str!("sql/cancel_children.sql"), &[&now, &ids, &cancels]).await?;
+            if rows.is_empty() {
+                return Ok(());
+            }
+            // Again, for children that one of these got while it was being locked; from now on it
+            // gets none.
+            self.told.due = true;
+            for row in &rows {
+                self.told.controlled.push(TaskId(row.try_get(0)?));
+            }
+        }
     }
 
     async fn append(&self, tx: &Tx, now: i64) -> Result<(), StoreError> {

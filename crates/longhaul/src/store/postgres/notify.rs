@@ -204,7 +204,7 @@ mod tests {
         let mut news = News::default();
         for _ in 0..30 {
             let ids = |count| (0..count).map(|_| TaskId::new()).collect::<Vec<_>>();
-            news.add(&Told { ready: true, changed: ids(7), finished: ids(11), controlled: ids(13) });
+            news.add(&Told { ready: true, due: false, changed: ids(7), finished: ids(11), controlled: ids(13) });
         }
         assert!(news.many && news.ready);
         assert!(serde_json::to_string(&news).expect("news serialise").len() < 8_000);

@@ -7,9 +7,11 @@ use uuid::Uuid;
 
 use super::connect::Tx;
 use super::rows::{get_json, get_u64, to_i64, to_json};
+use crate::record::Record;
 use crate::state::AgentState;
 use crate::store::clock::micros;
 use crate::store::{Commit, StoreError};
+use crate::task::NewTask;
 
 /// States by task, each with its version.
 pub(super) type States = BTreeMap<Uuid, (u64, AgentState)>;
@@ -23,10 +25,29 @@ pub(super) async fn read(tx: &Tx, tasks: &[Uuid]) -> Result<States, StoreError> 
 }
 
 pub(super) async fn save(tx: &Tx, states: &States) -> Result<(), StoreError> {
+    write(tx, include_str!("sql/state_save.sql"), states).await
+}
+
+/// The states that forks begin with.
+pub(super) async fn begin(tx: &Tx, forks: impl Iterator<Item = &NewTask>) -> Result<(), StoreError> {
+    let mut states = States::new();
+    for task in forks {
+        for record in task.fork.iter().flat_map(|(_, prefix)| prefix) {
+            if let Record::Patched { patch, .. } = record {
+                let (version, state) = states.entry(task.id.0).or_default();
+                state.apply(patch);
+                *version += 1;
+            }
+        }
+    }
+    if states.is_empty() { Ok(()) } else { write(tx, include_str!("sql/state_begin.sql"), &states).await }
+}
+
+async fn write(tx: &Tx, sql: &str, states: &States) -> Result<(), StoreError> {
     let tasks: Vec<Uuid> = states.keys().copied().collect();
     let versions: Vec<i64> = states.values().map(|(version, _)| to_i64(*version)).collect();
     let texts: Vec<Option<String>> = states.values().map(|(_, state)| to_json(Some(state))).collect();
-    tx.execute(include_str!("sql/state_save.sql"), &[&tasks, &versions, &texts]).await?;
+    tx.execute(sql, &[&tasks, &versions, &texts]).await?;
     Ok(())
 }
 

@@ -8,15 +8,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use futures_util::future::{join, join3};
-use serde_json::json;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connect::Tx;
 use super::rows::{get_id, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, lock};
-use crate::event::{LogEntry, NewEvent};
-use crate::record::Record;
 use crate::store::clock::micros;
 use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused};
 use crate::task::{Deadline, Invalid, NewTask, Priority};
@@ -72,6 +69,8 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
     let doubtful: Vec<usize> = batch.open().filter(|&n| refusable(&tasks[n])).collect();
     batch.find_known(&tx, &doubtful).await?;
     batch.refuse(&unregistered, &rooms, alone);
+
+    batch.refuse_orphans(&tx).await?;
 
     let told = batch.insert(store, tx, &rooms, now).await?;
     store.tell(told);
@@ -269,7 +268,9 @@ impl<'a> Batch<'a> {
                 self.answers[n] = Some(Err(SubmitRefused::UnknownHandler { handler: task.handler.clone() }));
                 continue;
             }
-            let Some(room) = rooms.get(&task.queue).filter(|_| alone) else { continue };
+            // A child is part of a task that was accepted.
+            let bounded = alone && task.parent.is_none();
+            let Some(room) = rooms.get(&task.queue).filter(|_| bounded) else { continue };
             if task.key.as_deref().is_some_and(|key| keys.contains(&(task.tenant.as_str(), key))) {
                 continue;
             }
@@ -285,6 +286,26 @@ impl<'a> Batch<'a> {
             *taken += 1;
             keys.extend(task.key.as_deref().map(|key| (task.tenant.as_str(), key)));
         }
+    }
+
+    /// Refuses children of tasks that have ended or were cancelled, unless they were accepted before.
+    async fn refuse_orphans(&mut self, tx: &Tx) -> Result<(), StoreError> {
+        let children: Vec<usize> = self.open().filter(|&n| self.tasks[n].parent.is_some()).collect();
+        if children.is_empty() {
+            return Ok(());
+        }
+        let parents: Vec<Uuid> = children.iter().filter_map(|&n| self.tasks[n].parent).map(|id| id.0).collect();
+        let alive = tx.rows(include_str!("sql/submit_parents.sql"), &[&parents]).await?;
+        let alive: HashSet<Uuid> = alive.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        let orphan = |n: &usize| self.tasks[*n].parent.is_some_and(|parent| !alive.contains(&parent.0));
+        let orphans: Vec<usize> = children.into_iter().filter(orphan).collect();
+        self.find_known(tx, &orphans).await?;
+        for n in orphans {
+            if let Some(parent) = self.tasks[n].parent.filter(|_| self.answers[n].is_none()) {
+                self.answers[n] = Some(Err(SubmitRefused::ParentEnded { parent }));
+            }
+        }
+        Ok(())
     }
 
     /// Writes what is left, commits, and answers it.
@@ -303,6 +324,7 @@ impl<'a> Batch<'a> {
         // Keys in order, so that two batches with the same keys cannot wait for each other.
         order.sort_by_key(|&n| (&self.tasks[n].tenant, &self.tasks[n].key, self.tasks[n].id));
         let keyed = order.iter().any(|&n| self.tasks[n].key.is_some());
+        super::state::begin(&tx, order.iter().map(|&n| &self.tasks[n]).filter(|task| task.fork.is_some())).await?;
         let columns = Columns::new(self, &order, rooms, now);
         let insert = tx.prepare(include_str!("sql/submit_insert.sql")).await?;
         let shard = store.depth_shard(true);
@@ -376,6 +398,8 @@ struct Columns<'a> {
     run_ats: Vec<Option<i64>>,
     events: Vec<String>,
     records: Vec<Option<String>>,
+    parents: Vec<Option<Uuid>>,
+    forks: Vec<Option<Uuid>>,
 }
 
 impl<'a> Columns<'a> {
@@ -385,8 +409,7 @@ impl<'a> Columns<'a> {
             let task = &batch.tasks[n];
             let ageing = rooms.get(&task.queue).map_or(QueueSettings::default().ageing, |room| room.ageing);
             let priority = Priority::new(task.priority).unwrap_or_default();
-            let event = NewEvent::new("task.submitted", json!({"handler": task.handler, "queue": task.queue}));
-            let entry = LogEntry::new(&[event], &[Record::Input(task.input.clone())]);
+            let entry = task.first_entry();
             columns.ids.push(task.id.0);
             columns.tenants.push(&task.tenant);
             columns.handlers.push(&task.handler);
@@ -405,6 +428,8 @@ impl<'a> Columns<'a> {
             columns.run_ats.push(task.run_at.map(|at| at.as_microsecond()).filter(|&at| at > now));
             columns.events.push(entry.events);
             columns.records.push(entry.records);
+            columns.parents.push(task.parent.map(|parent| parent.0));
+            columns.forks.push(task.fork.as_ref().map(|(of, _)| of.0));
         }
         columns
     }
@@ -438,6 +463,8 @@ impl<'a> Columns<'a> {
                     &self.run_ats,
                     &self.events,
                     &self.records,
+                    &self.parents,
+                    &self.forks,
                 ],
             )
             .await?;

@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use super::connect::Tx;
 use super::heads::{self, Decided};
-use super::rows::to_i64;
+use super::rows::{get_id, get_json, get_state, to_i64};
 use super::{PostgresStore, Told, limits, state};
+use crate::run::child::ChildEnded;
 use crate::store::rules;
 use crate::store::{StoreError, Swept};
 use crate::task::TaskId;
@@ -24,6 +25,7 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
     let limit = to_i64(limit);
     let mut swept = Swept::default();
     decide(store, limit, &mut swept).await?;
+    swept.told = tell_parents(store, limit).await?;
     swept.removed = retain(store, limit).await?;
 
     let tx = store.tx().await?;
@@ -84,6 +86,49 @@ async fn decide(store: &PostgresStore, limit: i64, swept: &mut Swept) -> Result<
     tx.commit().await?;
     store.tell(decided.told);
     Ok(())
+}
+
+/// Tells parents how their children ended; gives how many children that were. Parents are locked
+/// before children, as everywhere.
+async fn tell_parents(store: &PostgresStore, limit: i64) -> Result<usize, StoreError> {
+    let tx = store.tx().await?;
+    let untold = tx.rows(include_str!("sql/untold.sql"), &[&limit]).await?;
+    if untold.is_empty() {
+        tx.end();
+        return Ok(0);
+    }
+    let parents: BTreeSet<Uuid> = untold.iter().map(|row| row.try_get(1)).collect::<Result<_, _>>()?;
+    let parents: Vec<Uuid> = parents.into_iter().collect();
+    tx.begin().await?;
+    let heads = heads::read(&tx, &parents).await?;
+    // What another sweep told meanwhile is not told again: whoever comes second waits for the
+    // parents' rows and then sees it.
+    let children = ids(&untold)?;
+    let children: Vec<Uuid> = children.into_iter().collect();
+    let told = tx
+        .rows(
+            "UPDATE tasks SET untold = false WHERE id = ANY ($1::uuid[]) AND untold \
+             RETURNING id, parent, state, result, error",
+            &[&children],
+        )
+        .await?;
+    let now = heads::now(store, &tx).await?;
+    let mut decided = Decided::default();
+    for head in heads.iter().filter(|head| !head.state.is_final()) {
+        let mut arrived = Vec::new();
+        for row in told.iter().filter(|row| row.try_get::<_, Uuid>(1).is_ok_and(|parent| parent == head.id.0)) {
+            let (state, result, error) = (get_state(row, 2)?, get_json(row, 3)?, get_json(row, 4)?);
+            arrived.push(rules::child_ended(get_id(row, 0)?, &ChildEnded { state, result, error }));
+        }
+        if !arrived.is_empty() {
+            decided.add(head, rules::arrive_all(head, arrived, now));
+            decided.told.controlled.push(head.id);
+        }
+    }
+    decided.write(store, &tx, now).await?;
+    tx.commit().await?;
+    store.tell(decided.told);
+    Ok(untold.len())
 }
 
 fn ids(rows: &[Row]) -> Result<BTreeSet<Uuid>, StoreError> {

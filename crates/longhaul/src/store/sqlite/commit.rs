@@ -22,6 +22,7 @@ struct Current {
     check: CommitCheck,
     queue: String,
     phase: Phase,
+    has_parent: bool,
     holds: Option<String>,
 }
 
@@ -73,6 +74,7 @@ fn current(tx: &Tx<'_>, task: TaskId) -> Result<Option<Current>, StoreError> {
                         queue: row.get(6)?,
                         holds: row.get(7)?,
                         phase: rows::phase(row, 9)?,
+                        has_parent: row.get(10)?,
                     })
                 })
                 .optional()
@@ -179,6 +181,7 @@ fn end_run(
         tx.count_pending(&current.queue, 1);
     }
     tx.told.ready |= ready;
+    tx.told.due |= state.is_final() && current.has_parent;
     if let Some(holds) = &current.holds {
         tx.free(holds)?;
     }

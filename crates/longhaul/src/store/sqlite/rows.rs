@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use super::{Tx, store_error};
 use crate::event::{LogEntry, LogRow};
-use crate::store::StoreError;
 use crate::store::rules::{Change, Head};
+use crate::store::{Cancel, StoreError};
 use crate::task::{Phase, State, TaskId};
 
 /// A UUID as 16 bytes.
@@ -134,7 +134,26 @@ impl Tx<'_> {
             self.free(&holds)?;
         }
         self.told.ready |= head.ready;
+        self.told.due |= head.state.is_final();
         self.told.tell(head.id, head.state);
+        if let Some(cancel) = head.cancel.as_ref().filter(|_| before.cancel.is_none()) {
+            self.cancel_children(head.id, cancel)?;
+        }
+        Ok(())
+    }
+
+    /// Cancels everything below a task.
+    fn cancel_children(&mut self, task: TaskId, cancel: &Cancel) -> Result<(), StoreError> {
+        let cancelled: Vec<TaskId> = self
+            .sql
+            .prepare_cached(include_str!("sql/cancel_children.sql"))
+            .and_then(|mut update| {
+                let cancel = to_json(Some(cancel));
+                update.query_map((Id::from(task), cancel, self.now), |row| task_id(row, 0))?.collect()
+            })
+            .map_err(store_error)?;
+        self.told.due |= !cancelled.is_empty();
+        self.told.controlled.extend(cancelled);
         Ok(())
     }
 

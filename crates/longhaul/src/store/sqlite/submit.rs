@@ -4,11 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rusqlite::OptionalExtension;
-use serde_json::json;
 
 use super::rows::Id;
 use super::{Tx, rows, store_error};
-use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
 use crate::store::clock::micros;
 use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, rules};
@@ -36,6 +34,12 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
     if let Some(known) = known(tx, task, digest.as_ref())? {
         return Ok(known);
     }
+    if let Some(parent) = task.parent
+        && accepted_before(tx, task)?.is_none()
+        && tx.head(parent)?.is_none_or(|head| head.ended_or_cancelled())
+    {
+        return Ok(Err(SubmitRefused::ParentEnded { parent }));
+    }
     let registered = tx
         .sql
         .prepare_cached("SELECT 1 FROM handlers WHERE name = ?")
@@ -48,7 +52,8 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
         rooms.insert(task.queue.clone(), room(tx, &task.queue)?);
     }
     let room = rooms.get_mut(&task.queue);
-    let Some(room) = room.filter(|room| room.free > 0) else {
+    // A child is part of a task that was accepted.
+    let Some(room) = room.filter(|room| room.free > 0 || task.parent.is_some()) else {
         if let Some(accepted) = accepted_before(tx, task)? {
             return Ok(Ok(accepted));
         }
@@ -165,15 +170,20 @@ fn insert(
                 run_at.is_none(),
                 rules::pending_due(run_at, deadline),
                 run_at,
+                task.parent.map(Id::from),
+                task.fork.as_ref().map(|(of, _)| Id::from(*of)),
             ])
         })
         .map_err(store_error)?;
     if written == 0 {
         return Ok(false);
     }
-    let event = NewEvent::new("task.submitted", json!({"handler": task.handler, "queue": task.queue}));
-    let entry = LogEntry::new(&[event], &[Record::Input(task.input.clone())]);
-    tx.append(task.id, 1, 0, &entry)?;
+    tx.append(task.id, 1, 0, &task.first_entry())?;
+    for record in task.fork.iter().flat_map(|(_, prefix)| prefix) {
+        if let Record::Patched { patch, .. } = record {
+            tx.patch(task.id, patch)?;
+        }
+    }
     tx.count_pending(&task.queue, 1);
     tx.told.ready |= run_at.is_none();
     Ok(true)

@@ -4,6 +4,7 @@ use rusqlite::OptionalExtension;
 
 use super::rows::{self, Id};
 use super::{Tx, store_error};
+use crate::run::child::ChildEnded;
 use crate::store::rules::{self, Head};
 use crate::store::{StoreError, Swept};
 use crate::task::TaskId;
@@ -27,6 +28,7 @@ pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<Swept, StoreError> 
             None => postpone(tx, &head)?,
         }
     }
+    swept.told = tell_parents(tx, limit)?;
     let open: Vec<String> = tx
         .sql
         .prepare_cached(include_str!("sql/limit_open.sql"))
@@ -59,6 +61,37 @@ fn postpone(tx: &Tx<'_>, head: &Head) -> Result<(), StoreError> {
         .and_then(|mut update| update.execute((Id::from(head.id), due_at)))
         .map_err(store_error)?;
     Ok(())
+}
+
+/// Tells parents how their children ended; gives how many children that were.
+fn tell_parents(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> {
+    let untold: Vec<(TaskId, TaskId, ChildEnded)> = tx
+        .sql
+        .prepare_cached(include_str!("sql/untold.sql"))
+        .and_then(|mut select| {
+            let ended = |row: &rusqlite::Row<'_>| {
+                let (state, result, error) = (rows::state(row, 2)?, rows::json(row, 3)?, rows::json(row, 4)?);
+                Ok((rows::task_id(row, 0)?, rows::task_id(row, 1)?, ChildEnded { state, result, error }))
+            };
+            select.query_map([limit as i64], ended)?.collect()
+        })
+        .map_err(store_error)?;
+    for children in untold.chunk_by(|(_, one, _), (_, other, _)| one == other) {
+        let parent = children[0].1;
+        // A parent that ended, or is gone, waits for nothing.
+        if let Some(head) = tx.head(parent)?.filter(|head| !head.state.is_final()) {
+            let arrived = children.iter().map(|(child, _, ended)| rules::child_ended(*child, ended)).collect();
+            tx.apply(&head, rules::arrive_all(&head, arrived, tx.now))?;
+            tx.told.controlled.push(parent);
+        }
+        for (child, ..) in children {
+            tx.sql
+                .prepare_cached("UPDATE tasks SET untold = 0 WHERE id = ?")
+                .and_then(|mut update| update.execute([Id::from(*child)]))
+                .map_err(store_error)?;
+        }
+    }
+    Ok(untold.len())
 }
 
 /// Removes finished tasks past their retention, whole.

@@ -42,7 +42,7 @@ written AS (
       AND t.commit_no < d.number
       AND (NOT d.forward OR (t.cancel IS NULL AND (t.deadline IS NULL OR t.deadline > now.now)))
       AND (d.known_seq IS NULL OR d.known_seq >= t.last_seq)
-    RETURNING t.id, t.fence, t.last_seq, t.queue, t.holds, t.state, now.now, d.count, d.events, d.records
+    RETURNING t.id, t.fence, t.last_seq, t.queue, t.holds, t.state, t.untold, now.now, d.count, d.events, d.records
 ),
 told AS (
     INSERT INTO log (task, seq, count, time, run, events, records)
@@ -54,5 +54,6 @@ SELECT id,
        last_seq,
        now,
        CASE WHEN state = 0 THEN queue END AS queue,
-       CASE WHEN state <> 1 THEN holds END AS holds
+       CASE WHEN state <> 1 THEN holds END AS holds,
+       untold
 FROM written

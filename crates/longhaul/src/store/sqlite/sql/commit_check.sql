@@ -1,3 +1,3 @@
-SELECT state, fence, commit_no, last_seq, cancel IS NOT NULL, deadline, queue, holds, rowid, phase
+SELECT state, fence, commit_no, last_seq, cancel IS NOT NULL, deadline, queue, holds, rowid, phase, parent IS NOT NULL
 FROM tasks
 WHERE id = ?1

@@ -1,4 +1,5 @@
 INSERT INTO tasks (id, tenant, handler, queue, concurrency_key, idem_key, digest, tags, max_attempts,
-                   created_at, deadline, priority, rank, state, ready, due_at, run_at, last_seq, updated_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, 1, ?10)
+                   created_at, deadline, priority, rank, state, ready, due_at, run_at, parent, fork_of, last_seq,
+                   updated_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, 1, ?10)
 ON CONFLICT (id) DO NOTHING

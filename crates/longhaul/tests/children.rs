@@ -1,0 +1,239 @@
+//! Children: tasks that a task makes, waits for, and takes down with it.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::Bed;
+use longhaul::{Filter, NewTask, Run, State, Task, TaskError, TaskId, Worker, WorkerHandle};
+
+on_every_store!(
+    a_parent_joins_its_children_and_gets_their_results,
+    a_childs_failure_is_the_parents_error_with_its_cause,
+    a_parent_of_a_thousand_joins_them_all,
+    no_more_children_than_allowed_run_at_once,
+    cancelling_the_parent_cancels_everything_below_it,
+    a_childs_deadline_is_no_later_than_its_parents,
+    a_handler_nobody_has_is_told_at_once,
+    a_child_that_lost_its_worker_is_resumed_and_joined,
+    a_parent_that_is_run_again_finds_the_children_it_made,
+);
+
+/// A worker with `double` (a child) and `parent` (joins `double` of 0..n, at most `at_once` at a time).
+async fn start(bed: &Bed) -> WorkerHandle {
+    Worker::new(&bed.client)
+        .slots(64)
+        .handler("double", |_run: Run, number: u64| async move { Ok::<_, TaskError>(number * 2) })
+        .handler(
+            "bad",
+            |_run: Run, (): ()| async move { Err::<(), _>(TaskError::fatal("broken", "it is broken")) },
+        )
+        .handler("parent", |run: Run, (count, at_once): (u64, usize)| async move {
+            let tasks = (0..count).map(|number| NewTask::new("double", &number)).collect();
+            let mut sum = 0;
+            for outcome in run.join_all::<u64>(tasks, at_once).await? {
+                sum += outcome?;
+            }
+            Ok::<_, TaskError>(sum)
+        })
+        .start()
+        .await
+        .expect("starts")
+}
+
+async fn submit(bed: &Bed, task: NewTask) -> TaskId {
+    bed.client.submit(task).await.expect("accepted").id
+}
+
+async fn children(bed: &Bed, parent: TaskId) -> Vec<Task> {
+    let all = bed.client.list(&Filter { limit: 1_000, ..Filter::default() }).await.expect("listed");
+    all.into_iter().filter(|task| task.parent_id == Some(parent)).collect()
+}
+
+async fn a_parent_joins_its_children_and_gets_their_results(bed: Bed) {
+    let worker = start(&bed).await;
+    let id = submit(&bed, NewTask::new("parent", &(3, 10))).await;
+    let task = bed.ended(id).await;
+    assert_eq!((task.state, task.result.expect("a result").get()), (State::Completed, "6"));
+    let children = children(&bed, id).await;
+    assert_eq!(children.len(), 3);
+    assert!(children.iter().all(|child| child.state == State::Completed));
+    worker.stop().await;
+}
+
+async fn a_childs_failure_is_the_parents_error_with_its_cause(bed: Bed) {
+    let worker = start(&bed).await;
+    let second = Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move {
+            let child = run.spawn(NewTask::new("bad", &())).await?;
+            run.join::<()>(child).await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("h", &())).await;
+    let error = bed.ended(id).await.error.expect("says why");
+    assert_eq!(error.code, "child_failed");
+    assert_eq!(error.cause.expect("the child's").code, "broken");
+    second.stop().await;
+    worker.stop().await;
+}
+
+async fn a_parent_of_a_thousand_joins_them_all(bed: Bed) {
+    let worker = start(&bed).await;
+    let id = submit(&bed, NewTask::new("parent", &(1_000, 1_000))).await;
+    let task = bed.ended(id).await;
+    assert_eq!(task.result.expect("a result").get(), "999000");
+    worker.stop().await;
+}
+
+async fn no_more_children_than_allowed_run_at_once(bed: Bed) {
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counted, seen) = (Arc::clone(&running), Arc::clone(&most));
+    let worker = Worker::new(&bed.client)
+        .slots(16)
+        .handler("child", move |_run: Run, (): ()| {
+            let (counted, seen) = (Arc::clone(&counted), Arc::clone(&seen));
+            async move {
+                seen.fetch_max(counted.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                counted.fetch_sub(1, Ordering::SeqCst);
+                Ok::<_, TaskError>(())
+            }
+        })
+        .handler("parent", |run: Run, (): ()| async move {
+            let tasks = (0..12).map(|_| NewTask::new("child", &())).collect();
+            run.join_all::<()>(tasks, 3).await.map(|outcomes| outcomes.len())
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("parent", &())).await;
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "12");
+    assert!(most.load(Ordering::SeqCst) <= 3, "{most:?} ran at once");
+    worker.stop().await;
+}
+
+async fn cancelling_the_parent_cancels_everything_below_it(bed: Bed) {
+    let worker = Worker::new(&bed.client)
+        .slots(8)
+        .handler("leaf", |run: Run, (): ()| async move { run.signal::<()>("never").await })
+        .handler("busy", |_run: Run, (): ()| std::future::pending::<Result<(), TaskError>>())
+        .handler("middle", |run: Run, (): ()| async move {
+            let children = vec![NewTask::new("leaf", &()), NewTask::new("leaf", &()).priority(1)];
+            run.join_all::<()>(children, 10).await.map(drop)
+        })
+        .handler("top", |run: Run, (): ()| async move {
+            let children = vec![NewTask::new("middle", &()), NewTask::new("busy", &())];
+            run.join_all::<()>(children, 10).await.map(drop)
+        })
+        .start()
+        .await
+        .expect("starts");
+    let top = submit(&bed, NewTask::new("top", &())).await;
+    bed.waiting_for(top, "child").await;
+    let second = children(&bed, top).await;
+    let middle = second.iter().find(|task| task.handler == "middle").expect("a child").id;
+    bed.waiting_for(middle, "child").await;
+    bed.client.acting_as("ann").cancel(top, Some("enough")).await.expect("cancelled");
+    assert_eq!(bed.ended(top).await.state, State::Cancelled);
+    for task in second.into_iter().chain(children(&bed, middle).await) {
+        let ended = bed.ended(task.id).await;
+        assert_eq!(ended.state, State::Cancelled, "{}", ended.handler);
+        assert!(ended.error.expect("says why").message.contains("ann"));
+    }
+    worker.stop().await;
+}
+
+async fn a_childs_deadline_is_no_later_than_its_parents(bed: Bed) {
+    let worker = Worker::new(&bed.client)
+        .handler("leaf", |run: Run, (): ()| async move { run.signal::<()>("never").await })
+        .handler("top", |run: Run, (): ()| async move {
+            let child = run.spawn(NewTask::new("leaf", &()).timeout(Duration::from_secs(7_200))).await?;
+            run.join::<()>(child).await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let top = submit(&bed, NewTask::new("top", &()).timeout(Duration::from_secs(3_600))).await;
+    let parent = bed.waiting_for(top, "child").await;
+    let child = children(&bed, top).await.remove(0);
+    assert_eq!(child.deadline, parent.deadline);
+    bed.client.cancel(top, None).await.expect("cancelled");
+    worker.stop().await;
+}
+
+async fn a_handler_nobody_has_is_told_at_once(bed: Bed) {
+    let worker = Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move { run.spawn(NewTask::new("nobody", &())).await.map(drop) })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("h", &())).await;
+    let error = bed.ended(id).await.error.expect("says why");
+    assert!(error.message.contains("nobody"), "{}", error.message);
+    worker.stop().await;
+}
+
+async fn a_child_that_lost_its_worker_is_resumed_and_joined(bed: Bed) {
+    let other = bed.another_client_or_same().await;
+    let (begun, mut begins) = tokio::sync::mpsc::channel(8);
+    let lost = Worker::new(&other)
+        .handler("child", move |_run: Run, (): ()| {
+            let begun = begun.clone();
+            async move {
+                begun.send(()).await?;
+                std::future::pending::<Result<u32, TaskError>>().await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let worker = Worker::new(&bed.client)
+        .handler("parent", |run: Run, (): ()| async move {
+            let child = run.spawn(NewTask::new("child", &())).await?;
+            run.join::<u32>(child).await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("parent", &())).await;
+    begins.recv().await.expect("the child runs");
+    drop(lost);
+    let second = Worker::new(&bed.client)
+        .handler("child", |_run: Run, (): ()| async move { Ok::<_, TaskError>(7) })
+        .start()
+        .await
+        .expect("starts");
+    bed.client.clock().advance(Duration::from_secs(60));
+    let task = bed.ended(id).await;
+    assert_eq!((task.state, task.result.expect("a result").get()), (State::Completed, "7"));
+    let child = children(&bed, id).await.remove(0);
+    assert_eq!(child.crashes, 1);
+    second.stop().await;
+    worker.stop().await;
+}
+
+async fn a_parent_that_is_run_again_finds_the_children_it_made(bed: Bed) {
+    let worker = start(&bed).await;
+    let second = Worker::new(&bed.client)
+        .retry(common::at_once(5))
+        .handler("h", |run: Run, (): ()| async move {
+            let child = run.spawn(NewTask::new("double", &21)).await?;
+            let result = run.join::<u64>(child).await?;
+            if run.attempts() < 2 {
+                return Err(TaskError::retryable("again", "once more"));
+            }
+            Ok(result)
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("h", &())).await;
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "42");
+    assert_eq!(children(&bed, id).await.len(), 1);
+    second.stop().await;
+    worker.stop().await;
+}
