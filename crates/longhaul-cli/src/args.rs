@@ -68,6 +68,9 @@ pub(crate) enum Scenario {
     Latency,
     /// Steps per second: tasks of 10 no-op steps, 128 at once; and one such task alone.
     Steps,
+    /// What suspended tasks cost: memory and processor while they wait, the time to wake one, and
+    /// the rate when all are woken.
+    Waiting,
     /// Kill a worker process with its tasks running; time to the last one done.
     Resume,
 }
@@ -80,6 +83,7 @@ impl Scenario {
             Self::Drain => "drain",
             Self::Latency => "latency",
             Self::Steps => "steps",
+            Self::Waiting => "waiting",
             Self::Resume => "resume",
         }
     }

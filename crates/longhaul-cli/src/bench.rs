@@ -30,6 +30,15 @@ pub(crate) struct Measured {
     errors: usize,
     /// Only for `floor`.
     commits_per_second: Option<f64>,
+    /// Only for `waiting`: while everything waits.
+    waiting: Option<WhileWaiting>,
+}
+
+/// What tasks cost that only wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WhileWaiting {
+    rss_mb: f64,
+    cpu_percent: f64,
 }
 
 /// The output; its names are relied on by others.
@@ -46,6 +55,8 @@ struct Report {
     p99_ms: Option<f64>,
     rss_mb: f64,
     idle_rss_mb: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_percent: Option<f64>,
     errors: usize,
     floor: f64,
 }
@@ -77,10 +88,11 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         Scenario::Drain => scenarios::drain(&client, args, &progress).await?,
         Scenario::Latency => scenarios::latency(&client, args, &progress).await?,
         Scenario::Steps => scenarios::steps(&client, args, &progress).await?,
+        Scenario::Waiting => scenarios::waiting(&client, args, &progress).await?,
         Scenario::Resume => scenarios::resume(&client, store.url(), args, &progress).await?,
     };
     progress.done();
-    let rss_mb = rss_mb();
+    let rss_mb = measured.waiting.map_or_else(rss_mb, |waiting| waiting.rss_mb);
     let floor = match args.scenario {
         Scenario::Floor => measured.per_second,
         _ => client.floor(FLOOR_SECONDS).await?.rows_per_second,
@@ -96,6 +108,7 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         p99_ms: measured.p99_ms.map(|value| round(value, 3)),
         rss_mb: round(rss_mb, 1),
         idle_rss_mb: round(idle_rss_mb, 1),
+        cpu_percent: measured.waiting.map(|waiting| round(waiting.cpu_percent, 2)),
         errors: measured.errors,
         floor: round(floor, 0),
     })
@@ -109,6 +122,9 @@ fn print(report: &Report) {
     }
     if let Some(commits) = report.commits_per_second {
         println!("  {commits:.0} single durable commits/s");
+    }
+    if let Some(cpu) = report.cpu_percent {
+        println!("  {cpu:.2} % of a core while all of them wait");
     }
     println!("  floor of the storage: {:.0} rows/s", report.floor);
     println!("  memory: {:.1} MB, {:.1} MB idle before", report.rss_mb, report.idle_rss_mb);

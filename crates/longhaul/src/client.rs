@@ -214,6 +214,31 @@ impl Client {
         self.control(id, Action::Signal { name: name.to_owned(), message }).await
     }
 
+    /// Sends many tasks the same signal, a transaction for each thousand. The answers are in the
+    /// order of the tasks; one that is refused does not hurt the others.
+    pub async fn signal_many(
+        &self,
+        ids: &[TaskId],
+        name: &str,
+        message: &impl Serialize,
+    ) -> Result<Vec<Result<Controlled, ControlRefused>>, Error> {
+        let message = to_raw_value(message).map_err(|error| {
+            ControlRefused::from(Invalid::new("message", format!("cannot be written as JSON: {error}")))
+        })?;
+        let mut answers = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(1_000) {
+            let control = |&task: &TaskId| Control {
+                tenant: self.tenant.to_string(),
+                task,
+                by: self.actor.to_string(),
+                action: Action::Signal { name: name.to_owned(), message: message.clone() },
+            };
+            let controls: Vec<Control> = ids.iter().map(control).collect();
+            answers.extend(self.engine.store.control(&controls).await?);
+        }
+        Ok(answers)
+    }
+
     /// Answers a question of the task: the one with this id, or the only open one.
     pub async fn answer(&self, id: TaskId, question: Option<&str>, answer: &str) -> Result<Controlled, Error> {
         let (question, answer) = (question.map(str::to_owned), answer.to_owned());

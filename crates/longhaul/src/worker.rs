@@ -305,6 +305,8 @@ impl Work {
         let mut claim: Option<AskedClaim> = None;
         let mut beats: Option<AskedBeats> = None;
         let mut may_have_more = true;
+        // A task became ready while a claim was under way, which may not have seen it.
+        let mut ready_meanwhile = false;
         let mut drain: Option<Instant> = None;
         let mut handed_back = false;
         // Tasks that someone asked something of: a heartbeat tells what.
@@ -326,6 +328,7 @@ impl Work {
             }
             if claim.is_none() && may_have_more && !draining {
                 claim = self.room().map(|room| self.ask_claim(room));
+                ready_meanwhile = false;
             }
             if beats.is_none() && !to_ask.is_empty() {
                 beats = Some(self.ask_beats(std::mem::take(&mut to_ask)));
@@ -343,7 +346,7 @@ impl Work {
                 }
                 (sent, answer) = asked(&mut claim) => {
                     claim = None;
-                    may_have_more = self.take_claim(sent, answer);
+                    may_have_more = self.take_claim(sent, answer) || ready_meanwhile;
                 }
                 Some(ended) = self.runs.join_next(), if !self.runs.is_empty() => self.ended(ended),
                 told = controlled.recv() => {
@@ -353,7 +356,10 @@ impl Work {
                         Err(_) => to_ask = self.older_than(Duration::ZERO),
                     }
                 }
-                _ = ready.changed() => may_have_more = true,
+                _ = ready.changed() => {
+                    may_have_more = true;
+                    ready_meanwhile = true;
+                }
                 _ = look_tick.tick() => {
                     may_have_more = true;
                     if self.pace.ahead() == 0 {

@@ -10,7 +10,7 @@ use longhaul::{Client, NewTask, QueueSettings, Run, Settings, TaskError, Worker}
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
-use super::{Measured, Progress};
+use super::{Measured, Progress, WhileWaiting, rss_mb};
 use crate::args::BenchArgs;
 use crate::bench_worker::{LedgerInput, noop, steps as ten_steps};
 use crate::exit::Failure;
@@ -122,13 +122,7 @@ pub(super) async fn drain(client: &Client, args: &BenchArgs, progress: &Progress
         return Ok(Measured { tasks: total, seconds, per_second: total as f64 / seconds, ..Measured::default() });
     }
     // All have been run; wait until the last ones are on disk as completed.
-    loop {
-        let left: u64 = client.queues().await?.iter().map(|queue| queue.pending + queue.running).sum();
-        if left == 0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until_none(client, total, progress, |queue| queue.pending + queue.running).await?;
     let seconds = started.elapsed().as_secs_f64();
     worker.stop().await;
     Ok(Measured { tasks: total, seconds, per_second: total as f64 / seconds, ..Measured::default() })
@@ -201,6 +195,101 @@ pub(super) async fn steps(client: &Client, args: &BenchArgs, progress: &Progress
     worker.stop().await;
     let per_second = (total * STEPS) as f64 / seconds;
     Ok(Measured { tasks: total, seconds, per_second, ..percentiles(times) })
+}
+
+pub(super) async fn waiting(client: &Client, args: &BenchArgs, progress: &Progress) -> Result<Measured, Failure> {
+    let total = args.tasks.unwrap_or(100_000);
+    let wakes = total.min(200);
+    open_gates(client, &["wait"]).await?;
+    let (starts, mut woken_at) = mpsc::channel(1_024);
+    let worker = || {
+        let starts = starts.clone();
+        Worker::new(client).handler("wait", move |run: Run, (): ()| {
+            let starts = starts.clone();
+            async move {
+                let timed: bool = run.signal("go").await?;
+                if timed {
+                    starts.send(Instant::now()).await?;
+                }
+                Ok::<_, TaskError>(())
+            }
+        })
+    };
+    fill(client, "wait", &(), total, 5, progress).await?;
+    let mut ids = Vec::with_capacity(total);
+    loop {
+        let after = ids.last().copied();
+        let filter = longhaul::Filter { limit: 1_000, oldest_first: true, after, ..Default::default() };
+        let page = client.list(&filter).await?;
+        if page.is_empty() {
+            break;
+        }
+        ids.extend(page.into_iter().map(|task| task.id));
+    }
+    // A run stays in memory for a moment before it is suspended, so many slots are used for that.
+    progress.phase("suspending", total);
+    let suspending = worker().slots(1_000).start().await?;
+    until_none(client, total, progress, |queue| queue.pending + queue.running).await?;
+    suspending.stop().await;
+
+    let waiter = worker().slots(args.workers).start().await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (cpu, since) = (cpu_seconds(), Instant::now());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let cpu_percent = (cpu_seconds() - cpu) / since.elapsed().as_secs_f64() * 100.0;
+    let waiting = Some(WhileWaiting { rss_mb: rss_mb(), cpu_percent });
+
+    progress.phase("waking one at a time", wakes);
+    let mut times = Vec::with_capacity(wakes);
+    for (number, &id) in ids.iter().take(wakes).enumerate() {
+        let asked = Instant::now();
+        client.signal(id, "go", &true).await?;
+        let woken = woken_at.recv().await.ok_or_else(|| Failure::internal("the worker stopped"))?;
+        times.push(woken.duration_since(asked));
+        client.wait(id, PATIENCE).await?;
+        progress.at(number);
+    }
+    waiter.stop().await;
+
+    let rest = &ids[wakes..];
+    progress.phase("waking all", rest.len());
+    for answer in client.signal_many(rest, "go", &false).await? {
+        answer.map_err(longhaul::Error::from)?;
+    }
+    let started = Instant::now();
+    let draining = worker().slots(args.workers).start().await?;
+    until_none(client, rest.len(), progress, |queue| queue.pending + queue.running).await?;
+    let seconds = started.elapsed().as_secs_f64();
+    draining.stop().await;
+    let per_second = rest.len() as f64 / seconds;
+    Ok(Measured { tasks: total, seconds, per_second, waiting, ..percentiles(times) })
+}
+
+/// Waits until a count of all queues is 0.
+async fn until_none(
+    client: &Client,
+    total: usize,
+    progress: &Progress,
+    count: impl Fn(&longhaul::store::QueueInfo) -> u64,
+) -> Result<(), Failure> {
+    let asked = Instant::now();
+    loop {
+        let left: u64 = client.queues().await?.iter().map(&count).sum();
+        if left == 0 {
+            return Ok(());
+        }
+        if asked.elapsed() > PATIENCE {
+            return Err(Failure::found(format!("{left} of {total} tasks do not get there")));
+        }
+        progress.at(total.saturating_sub(usize::try_from(left).unwrap_or(0)));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The processor time this process has used.
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 pub(super) async fn resume(

@@ -47,7 +47,7 @@ impl Bed {
         let queue = QueueSettings { max_pending: 1_000_000, ..QueueSettings::default() };
         let queues = BTreeMap::from([("default".to_owned(), queue)]);
         client.configure(&Settings { queues, ..Settings::default() }).await.expect("set");
-        client.announce(&["ledger"]).await.expect("announced");
+        client.announce(&["ledger", "deploy", "branches"]).await.expect("announced");
         Self { client, url, folder }
     }
 
@@ -186,6 +186,11 @@ impl Ledger {
             let words: Vec<&str> = line.split(' ').collect();
             (words.first() == Some(&kind)).then(|| words[1..].to_vec())
         })
+    }
+
+    /// All of it.
+    pub fn lines(&self) -> &[String] {
+        &self.lines
     }
 
     pub fn hangs(&self) -> usize {

@@ -7,7 +7,7 @@
 //!
 //! No I/O here; the driver (`driver.rs`) does what the desk says.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -175,6 +175,8 @@ pub(super) struct Desk {
     /// What was done is being undone: only that is written.
     undoing: bool,
     asked: u64,
+    /// Operations that were dropped before they had their outcome.
+    left: HashSet<Key>,
 }
 
 impl Desk {
@@ -201,6 +203,7 @@ impl Desk {
             undos: HashMap::new(),
             undoing: false,
             asked: 0,
+            left: HashSet::new(),
         }
     }
 
@@ -317,7 +320,15 @@ impl Desk {
 
     /// The operation is over, or was dropped.
     pub(super) fn leave(&mut self, key: &Key) {
-        self.tickets.remove(key);
+        let given = |ticket: Ticket| matches!(ticket.stage, Stage::Released(_) | Stage::Working);
+        if !self.tickets.remove(key).is_some_and(given) {
+            self.left.insert(key.clone());
+        }
+    }
+
+    /// Recorded names that the handler did not ask for.
+    pub(super) fn unused(&self) -> Vec<String> {
+        self.journal.unused().filter(|key| !self.left.contains(key)).map(|(_, name)| name.clone()).collect()
     }
 
     /// Gathers what must be on disk before the operation goes on; gives the batch to wait for.

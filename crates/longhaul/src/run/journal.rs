@@ -327,8 +327,8 @@ impl Journal {
     }
 
     /// Recorded names that no one asked for.
-    pub(super) fn unused(&self) -> impl Iterator<Item = &str> {
-        self.recorded.keys().map(|(_, name)| name.as_str())
+    pub(super) fn unused(&self) -> impl Iterator<Item = &Key> {
+        self.recorded.keys()
     }
 
     /// Makes patches up to `order` visible.

@@ -1,0 +1,142 @@
+//! Sagas and races under `kill -9`: the final picture is the same wherever the kill falls.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use common::{Bed, PATIENCE};
+use longhaul::{NewTask, State, TaskId};
+use serde_json::json;
+
+const STEPS: [&str; 4] = ["create_dns", "create_cert", "deploy_container", "monitoring"];
+
+/// What a deployment does that fails at `fail` (none: not at all), in order.
+fn expected(fail: Option<usize>) -> Vec<String> {
+    let done = &STEPS[..fail.unwrap_or(STEPS.len())];
+    let undone = done.iter().rev().filter(|_| fail.is_some()).map(|name| format!("undo {name}"));
+    done.iter().map(|&name| name.to_owned()).chain(undone).collect()
+}
+
+/// The effects of each task, in the order of the ledger: step and idempotency key.
+fn effects(bed: &Bed, id: TaskId) -> Vec<String> {
+    let prefix = format!("effect {id} {id}/");
+    let ledger = bed.ledger();
+    let mine = ledger.lines().iter().filter_map(|line| line.strip_prefix(&prefix));
+    mine.map(|rest| rest.rsplit_once(' ').expect("key and fence").0.to_owned()).collect()
+}
+
+/// One deployment per outcome and per point at which its worker can be killed; all hang at their
+/// point, the worker is killed, another one finishes them.
+async fn killed_around_every_step_and_undo(bed: Bed) {
+    let mut cases = Vec::new();
+    for fail in [None, Some(0), Some(1), Some(2), Some(3)] {
+        for effect in expected(fail) {
+            for when in ["before", "after"] {
+                let hang = format!("{when} {effect}");
+                let input = json!({"fail": fail.map(|index| STEPS[index]), "hang": hang});
+                let id = bed.client.submit(NewTask::new("deploy", &input)).await.expect("accepted").id;
+                cases.push((id, fail, when, effect.clone()));
+            }
+        }
+    }
+    assert_eq!(cases.len(), 8 + 2 * (2 + 4 + 6), "every point");
+    let mut first = bed.worker(cases.len(), 1.0);
+    bed.until("every hang", |ledger| ledger.hangs() == cases.len()).await;
+    first.kill();
+    let second = bed.worker(cases.len(), 1.0);
+    for (id, fail, when, killed) in &cases {
+        let task = bed.ended(*id).await;
+        let name = format!("fails at {fail:?}, killed {when} {killed}");
+        assert_eq!(task.state, if fail.is_some() { State::Failed } else { State::Completed }, "{name}");
+        let mut wanted = expected(*fail);
+        if *when == "after" {
+            // Between the effect and its record: the one place where an effect can happen twice,
+            // under one key.
+            let at = wanted.iter().position(|effect| effect == killed).expect("one of them");
+            wanted.insert(at, killed.clone());
+        }
+        assert_eq!(effects(&bed, *id), wanted, "{name}");
+        if let Some(index) = *fail {
+            let error = task.error.expect("says why");
+            assert_eq!(error.details["step"], STEPS[index], "{name}");
+            let undone: Vec<&str> = STEPS[..index].iter().rev().copied().collect();
+            assert_eq!(error.details["undone"], json!(undone), "{name}");
+        }
+    }
+    let ids: Vec<TaskId> = cases.iter().map(|(id, ..)| *id).collect();
+    bed.check_histories(&ids).await;
+    drop(second);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_ends_the_same_wherever_its_worker_is_killed_on_sqlite() {
+    killed_around_every_step_and_undo(Bed::sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_ends_the_same_wherever_its_worker_is_killed_on_postgres() {
+    if let Some(bed) = Bed::postgres().await {
+        killed_around_every_step_and_undo(bed).await;
+    }
+}
+
+/// Tasks that race a timer against a signal and join steps with a wait, while workers are killed.
+async fn races_and_joins_while_workers_are_killed(bed: Bed) {
+    const TASKS: usize = 60;
+    const ROUNDS: u32 = 6;
+    let tasks = (0..TASKS).map(|_| NewTask::new("branches", &ROUNDS)).collect();
+    let accepted = bed.client.submit_many(tasks).await.expect("the store answers");
+    let ids: Vec<TaskId> = accepted.into_iter().map(|answer| answer.expect("accepted").id).collect();
+    let mut worker = bed.worker(TASKS, 0.6);
+    let (began, mut kills) = (Instant::now(), 0);
+    while bed.count(State::Completed).await < TASKS {
+        assert!(began.elapsed() < PATIENCE, "{} done after {kills} kills", bed.count(State::Completed).await);
+        for &id in &ids {
+            if rand::random_ratio(1, 12) {
+                // Refused once the task has ended.
+                let _ = bed.client.signal(id, "go", &rand::random::<u32>()).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(rand::random_range(20..400))).await;
+        if kills < 12 {
+            worker.kill();
+            worker = bed.worker(TASKS, 0.6);
+            kills += 1;
+        }
+    }
+    let mut said: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut lines = 0;
+    for line in bed.ledger().lines() {
+        let mut words = line.splitn(4, ' ');
+        let (Some(what), Some(id), Some(round), Some(rest)) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        if matches!(what, "race" | "joined") {
+            said.entry(format!("{what} {id} {round}")).or_default().insert(rest.to_owned());
+            lines += 1;
+        }
+    }
+    assert_eq!(said.len(), TASKS * ROUNDS as usize * 2, "every round was told");
+    for (round, told) in &said {
+        assert_eq!(told.len(), 1, "{round} went differently in a replay: {told:?}");
+    }
+    let branches = |kind: &str| said.values().flatten().filter(|told| told.starts_with(kind)).count();
+    assert!(branches("timer") > 10 && branches("signal") > 10, "both branches were taken");
+    assert!(lines - said.len() >= 1_000, "only {} rounds were replayed", lines - said.len());
+    bed.check_histories(&ids).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn races_and_joins_go_the_same_way_in_every_replay_on_sqlite() {
+    races_and_joins_while_workers_are_killed(Bed::sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn races_and_joins_go_the_same_way_in_every_replay_on_postgres() {
+    if let Some(bed) = Bed::postgres().await {
+        races_and_joins_while_workers_are_killed(bed).await;
+    }
+}
