@@ -12,6 +12,7 @@ use crate::event::LogRow;
 use crate::feed::Events;
 use crate::record::Decision;
 use crate::run::journal::prefix;
+use crate::schedule::Schedule;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
     Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings,
@@ -34,6 +35,9 @@ pub enum Error {
     /// There is no such task.
     #[error("there is no task {0}")]
     NotFound(TaskId),
+    /// There is no such schedule.
+    #[error("there is no schedule '{0}'")]
+    NoSchedule(String),
     /// The task did not end in time; it goes on.
     #[error("task {task} has not ended after {waited:?}; it is {state}")]
     TimedOut {
@@ -328,6 +332,56 @@ impl Client {
         };
         self.engine.store.register(&info).await?;
         Ok(self.engine.store.retire(id).await?)
+    }
+
+    /// Creates a schedule, or replaces the one of the same name, and gives it with its next tick. The
+    /// same schedule saved again (at every start of a program, say) changes nothing; a paused one
+    /// stays paused.
+    ///
+    /// ```
+    /// # use longhaul::{Client, NewTask, Schedule};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let client = Client::open("memory:").await?;
+    /// let report = NewTask::new("report", &serde_json::json!({"of": "yesterday"}));
+    /// let daily = Schedule::cron("daily-report", "0 9 * * 1-5", report).time_zone("Europe/Berlin");
+    /// let daily = client.schedule(daily).await?;
+    /// println!("first report at {}", daily.next_at.expect("not paused"));
+    ///
+    /// client.pause_schedule("daily-report").await?;
+    /// assert!(client.schedules().await?[0].paused);
+    /// client.unschedule("daily-report").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn schedule(&self, mut schedule: Schedule) -> Result<Schedule, Error> {
+        schedule.tenant = self.tenant.to_string();
+        schedule.task = self.own(schedule.task);
+        schedule.validate().map_err(SubmitRefused::from)?;
+        Ok(self.engine.store.save_schedule(&schedule).await?.map_err(SubmitRefused::from)?)
+    }
+
+    /// All schedules, by name.
+    pub async fn schedules(&self) -> Result<Vec<Schedule>, Error> {
+        Ok(self.engine.store.schedules(&self.tenant).await?)
+    }
+
+    /// Removes a schedule; the tasks it submitted stay.
+    pub async fn unschedule(&self, name: &str) -> Result<(), Error> {
+        let removed = self.engine.store.remove_schedule(&self.tenant, name).await?;
+        removed.then_some(()).ok_or_else(|| Error::NoSchedule(name.to_owned()))
+    }
+
+    /// Lets a schedule rest until it is resumed.
+    pub async fn pause_schedule(&self, name: &str) -> Result<Schedule, Error> {
+        let paused = self.engine.store.pause_schedule(&self.tenant, name, true).await?;
+        paused.ok_or_else(|| Error::NoSchedule(name.to_owned()))
+    }
+
+    /// Lets a paused schedule go on with its next tick; those that passed meanwhile are not made up.
+    pub async fn resume_schedule(&self, name: &str) -> Result<Schedule, Error> {
+        let resumed = self.engine.store.pause_schedule(&self.tenant, name, false).await?;
+        resumed.ok_or_else(|| Error::NoSchedule(name.to_owned()))
     }
 
     /// All queues.

@@ -8,7 +8,8 @@ use crate::engine::Engine;
 
 /// How many tasks one sweep takes on.
 const SWEEP_LIMIT: usize = 500;
-/// The longest pause between sweeps: how late a timer that was set meanwhile can be.
+/// The longest pause between sweeps: how late a timer or a schedule that was set meanwhile, here or in
+/// another process, can be.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The shortest, so that a clock that stands still does not make a busy loop.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::error::TaskError;
 use crate::event::{LogEntry, LogRow};
 use crate::record::Decision;
+use crate::schedule::{MAX_SCHEDULES, Schedule};
 use crate::state::{AgentState, StatePatch};
 use crate::task::{Invalid, NewTask, Phase, State, Task, TaskId, Waiting};
 
@@ -66,8 +67,9 @@ pub trait Store: Send + Sync + 'static {
     async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError>;
 
     /// Does what is due: takes back expired leases, readies tasks whose time has come, ends
-    /// those past their deadline, removes finished ones past their retention. At most `limit`
-    /// tasks of each kind. Anyone may call it at any time, also several at once.
+    /// those past their deadline, removes finished ones past their retention, submits the tasks of
+    /// schedules whose tick has come. At most `limit` of each kind. Anyone may call it at any time,
+    /// also several at once.
     async fn sweep(&self, limit: usize) -> Result<Swept, StoreError>;
 
     /// Makes a worker and its handlers known; a submit for a handler never registered is refused.
@@ -106,6 +108,21 @@ pub trait Store: Send + Sync + 'static {
 
     /// All workers that are registered.
     async fn workers(&self) -> Result<Vec<WorkerInfo>, StoreError>;
+
+    /// Creates a schedule, or replaces the one of this name and tenant. One that fires at the same
+    /// times as before keeps its next tick, and a paused one stays paused. Gives it as it is from
+    /// now on.
+    async fn save_schedule(&self, schedule: &Schedule) -> Result<Result<Schedule, Invalid>, StoreError>;
+
+    /// Lets a schedule rest, or go on with its first tick from now on, and gives it as it is then;
+    /// `None` when there is none.
+    async fn pause_schedule(&self, tenant: &str, name: &str, pause: bool) -> Result<Option<Schedule>, StoreError>;
+
+    /// Removes a schedule; its tasks stay. Says whether there was one.
+    async fn remove_schedule(&self, tenant: &str, name: &str) -> Result<bool, StoreError>;
+
+    /// All schedules of `tenant`, by name.
+    async fn schedules(&self, tenant: &str) -> Result<Vec<Schedule>, StoreError>;
 
     /// The store's clock.
     fn clock(&self) -> &Clock;
@@ -669,6 +686,8 @@ pub struct Swept {
     pub told: usize,
     /// Finished tasks removed.
     pub removed: usize,
+    /// Schedules whose tick had come.
+    pub ticks: usize,
     /// Microseconds until something else is due, as far as known.
     pub next_due_in: Option<i64>,
 }
@@ -676,8 +695,13 @@ pub struct Swept {
 impl Swept {
     /// Whether it hit its bound, so that there may be more to do at once.
     pub fn is_full(&self, limit: usize) -> bool {
-        [self.expired, self.due, self.told, self.removed].into_iter().any(|count| count >= limit)
+        [self.expired, self.due, self.told, self.removed, self.ticks].into_iter().any(|count| count >= limit)
     }
+}
+
+/// Why a tenant gets no further schedule.
+pub(crate) fn too_many_schedules() -> Invalid {
+    Invalid::new("schedules", format!("are {MAX_SCHEDULES} already, the most a tenant may have; remove some"))
 }
 
 /// A worker as others see it.

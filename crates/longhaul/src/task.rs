@@ -200,7 +200,8 @@ pub enum Deadline {
     After(Duration),
 }
 
-/// A request to run a handler, not yet accepted.
+/// A request to run a handler, not yet accepted. Schedules store it: a field that is added later must
+/// have a default for reading.
 ///
 /// ```
 /// use longhaul::NewTask;

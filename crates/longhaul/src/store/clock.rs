@@ -41,9 +41,10 @@ impl Clock {
         self.offset.load(Ordering::Relaxed)
     }
 
-    /// Takes over a time the store has just given (offset included).
-    pub(crate) fn learn(&self, store_now: i64) {
-        self.skew.store(store_now - self.offset() - wall_micros(), Ordering::Relaxed);
+    /// Takes over a time the store has just given. `offset` is the one it was asked with, which may
+    /// have been moved meanwhile.
+    pub(crate) fn learn(&self, store_now: i64, offset: i64) {
+        self.skew.store(store_now - offset - wall_micros(), Ordering::Relaxed);
     }
 }
 

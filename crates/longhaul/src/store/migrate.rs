@@ -12,12 +12,20 @@ pub(crate) struct Migration {
 }
 
 /// All of them, oldest first.
-pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "engine",
-    sqlite: include_str!("../../migrations/sqlite/V001__engine.sql"),
-    postgres: include_str!("../../migrations/postgres/V001__engine.sql"),
-}];
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "engine",
+        sqlite: include_str!("../../migrations/sqlite/V001__engine.sql"),
+        postgres: include_str!("../../migrations/postgres/V001__engine.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "schedules",
+        sqlite: include_str!("../../migrations/sqlite/V002__schedules.sql"),
+        postgres: include_str!("../../migrations/postgres/V002__schedules.sql"),
+    },
+];
 
 /// Which migrations a database at version `found` (0: empty) needs. A schema serves the binaries
 /// of its own version and of the one before; anything newer is refused.

@@ -3,7 +3,8 @@
 //! - Every write is a few set-based statements over arrays, whatever the size of the batch, and
 //!   statements that do not wait for an answer are sent together.
 //! - Rows are locked in one order everywhere: tasks by id, then limits by name, then depths by queue.
-//!   Whoever needs further tasks after that takes only those nobody else has (`SKIP LOCKED`).
+//!   Whoever needs further tasks after that takes only those nobody else has (`SKIP LOCKED`). So does
+//!   whoever fires schedules, before everything else.
 //! - All names are unqualified, so `search_path` decides where the tables are.
 //! - Isolation is read committed: each statement sees what was committed before it began, and a
 //!   row that changed meanwhile is checked again before it is written.
@@ -22,8 +23,9 @@ use super::{
     SubmitRefused, Swept, WorkerInfo,
 };
 use crate::event::LogRow;
+use crate::schedule::Schedule;
 use crate::state::AgentState;
-use crate::task::{NewTask, State, Task, TaskId};
+use crate::task::{Invalid, NewTask, State, Task, TaskId};
 
 mod asks;
 mod claim;
@@ -37,6 +39,7 @@ mod limits;
 mod notify;
 mod read;
 mod rows;
+mod schedule;
 mod schema;
 mod state;
 mod submit;
@@ -222,6 +225,22 @@ impl Store for PostgresStore {
 
     async fn workers(&self) -> Result<Vec<WorkerInfo>, StoreError> {
         read::workers(self).await
+    }
+
+    async fn save_schedule(&self, schedule: &Schedule) -> Result<Result<Schedule, Invalid>, StoreError> {
+        schedule::save(self, schedule).await
+    }
+
+    async fn pause_schedule(&self, tenant: &str, name: &str, pause: bool) -> Result<Option<Schedule>, StoreError> {
+        schedule::pause(self, tenant, name, pause).await
+    }
+
+    async fn remove_schedule(&self, tenant: &str, name: &str) -> Result<bool, StoreError> {
+        schedule::remove(self, tenant, name).await
+    }
+
+    async fn schedules(&self, tenant: &str) -> Result<Vec<Schedule>, StoreError> {
+        schedule::list(self, tenant).await
     }
 
     fn clock(&self) -> &Clock {

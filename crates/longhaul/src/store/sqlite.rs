@@ -25,6 +25,7 @@ mod floor;
 mod limits;
 mod read;
 mod rows;
+mod schedule;
 mod submit;
 mod sweep;
 mod writer;
@@ -183,13 +184,19 @@ impl Tx<'_> {
         }
     }
 
-    fn finish(mut self) -> Result<Told, StoreError> {
+    /// Writes the changes of pending tasks so far, so that the bounds of queues are exact from here on.
+    fn save_depths(&mut self) -> Result<(), StoreError> {
         let mut add = self.sql.prepare_cached(include_str!("sqlite/sql/depth_add.sql")).map_err(store_error)?;
         for (queue, by) in std::mem::take(&mut self.depths) {
             if by != 0 {
                 add.execute((queue, by)).map_err(store_error)?;
             }
         }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Told, StoreError> {
+        self.save_depths()?;
         Ok(self.told)
     }
 }
@@ -386,6 +393,26 @@ impl Store for SqliteStore {
 
     async fn workers(&self) -> Result<Vec<WorkerInfo>, StoreError> {
         self.read(read::workers).await
+    }
+
+    async fn save_schedule(&self, schedule: &Schedule) -> Result<Result<Schedule, Invalid>, StoreError> {
+        let schedule = schedule.clone();
+        self.write(false, move |tx| schedule::save(tx, &schedule)).await
+    }
+
+    async fn pause_schedule(&self, tenant: &str, name: &str, pause: bool) -> Result<Option<Schedule>, StoreError> {
+        let (tenant, name) = (tenant.to_owned(), name.to_owned());
+        self.write(false, move |tx| schedule::pause(tx, &tenant, &name, pause)).await
+    }
+
+    async fn remove_schedule(&self, tenant: &str, name: &str) -> Result<bool, StoreError> {
+        let (tenant, name) = (tenant.to_owned(), name.to_owned());
+        self.write(false, move |tx| schedule::remove(tx, &tenant, &name)).await
+    }
+
+    async fn schedules(&self, tenant: &str) -> Result<Vec<Schedule>, StoreError> {
+        let tenant = tenant.to_owned();
+        self.read(move |sql| schedule::list(sql, &tenant)).await
     }
 
     fn clock(&self) -> &Clock {

@@ -39,6 +39,7 @@ mod log;
 mod outcome;
 mod reads;
 mod retention;
+mod schedule;
 mod state;
 mod submit;
 mod sweep;

@@ -284,7 +284,7 @@ async fn take(
         fences.insert(row.try_get(0)?, get_u64(row, 1)?);
     }
     if let Some(row) = taken.first() {
-        store.clock.learn(row.try_get(2)?);
+        store.clock.learn(row.try_get(2)?, offset);
     }
     let mut leases = Vec::with_capacity(chosen.len());
     for (index, _) in chosen {

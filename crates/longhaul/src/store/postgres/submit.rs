@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use futures_util::future::{join, join3};
+use futures_util::future::join;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -58,7 +58,12 @@ type Rooms = HashMap<String, Room>;
 
 pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<Vec<Answer>, StoreError> {
     let mut batch = Batch::new(tasks);
-    let unregistered = unregistered(store, &batch).await?;
+    let mut unregistered = batch.handlers_to_look_up(store);
+    if !unregistered.is_empty() {
+        let tx = store.tx().await?;
+        look_up(store, &tx, &mut unregistered).await?;
+        tx.end();
+    }
     let (tx, rooms, now, alone) = enter(store, &batch).await?;
 
     batch.find_equal(&tx, now).await?;
@@ -77,65 +82,63 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
     Ok(batch.finish())
 }
 
-/// The handlers named in the batch that no worker ever registered.
-async fn unregistered(store: &PostgresStore, batch: &Batch<'_>) -> Result<HashSet<String>, StoreError> {
-    let mut unknown: HashSet<String> = HashSet::new();
-    {
-        let known = lock(&store.handlers);
-        for task in batch.tasks {
-            if !known.contains(&task.handler) && !unknown.contains(&task.handler) {
-                unknown.insert(task.handler.clone());
-            }
-        }
+/// Accepts tasks that have neither key nor window, parent nor origin, within a transaction that has
+/// begun. The caller commits, and tells afterwards.
+pub(super) async fn submit_within(
+    store: &PostgresStore,
+    tx: &Tx,
+    tasks: &[NewTask],
+) -> Result<(Vec<Answer>, Told), StoreError> {
+    let plain = |task: &NewTask| {
+        task.key.is_none() && task.dedupe_window.is_none() && task.parent.is_none() && task.fork.is_none()
+    };
+    debug_assert!(tasks.iter().all(plain));
+    if tasks.is_empty() {
+        return Ok((Vec::new(), Told::default()));
     }
+    let mut batch = Batch::new(tasks);
+    let mut unregistered = batch.handlers_to_look_up(store);
+    look_up(store, tx, &mut unregistered).await?;
+    // Alone at once: there is no beginning again in someone else's transaction.
+    let (rooms, now) = batch.lock_queues(store, tx, true).await?;
+    batch.refuse(&unregistered, &rooms, true);
+    let order: Vec<usize> = batch.open().collect();
+    let mut told = Told::default();
+    if !order.is_empty() {
+        let insert = tx.prepare(include_str!("sql/submit_insert.sql")).await?;
+        let columns = Columns::new(&batch, &order, &rooms, now);
+        let accepted = columns.insert(tx, &insert, now, store.depth_shard(true)).await?;
+        told = batch.accept(&order, &accepted, now);
+    }
+    Ok((batch.finish(), told))
+}
+
+/// Leaves those handlers that no worker ever registered.
+async fn look_up(store: &PostgresStore, tx: &Tx, handlers: &mut HashSet<String>) -> Result<(), StoreError> {
     // A name with a NUL was refused already and cannot be asked for.
-    let names: Vec<&str> = unknown.iter().map(String::as_str).filter(|name| !name.contains('\0')).collect();
+    let names: Vec<&str> = handlers.iter().map(String::as_str).filter(|name| !name.contains('\0')).collect();
     if names.is_empty() {
-        return Ok(unknown);
+        return Ok(());
     }
-    let tx = store.tx().await?;
-    let found = tx.rows("SELECT name FROM handlers WHERE name = ANY ($1::text[])", &[&names]).await?;
-    tx.end();
-    for row in found {
+    for row in tx.rows("SELECT name FROM handlers WHERE name = ANY ($1::text[])", &[&names]).await? {
         let name: String = row.try_get(0)?;
-        unknown.remove(&name);
+        handlers.remove(&name);
         lock(&store.handlers).insert(name);
     }
-    Ok(unknown)
+    Ok(())
 }
 
 /// Begins the transaction: the queues' locks, the digests' locks, and what the queues allow. Also
 /// gives the time, and whether the queues are locked for this transaction alone.
 async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<(Tx, Rooms, i64, bool), StoreError> {
-    let mut wanted: BTreeMap<&str, i64> = BTreeMap::new();
-    for n in batch.open() {
-        *wanted.entry(&batch.tasks[n].queue).or_default() += 1;
-    }
-    let queues: Vec<&str> = wanted.keys().copied().collect();
-    let keys: BTreeSet<i32> = queues.iter().map(|queue| queue_lock(&store.channel, queue)).collect();
-    let keys: Vec<i32> = keys.into_iter().collect();
     let same: BTreeSet<i64> = batch.windowed().map(|n| batch.digest_lock(n, &store.channel)).collect();
     let same: Vec<i64> = same.into_iter().collect();
     let mut alone = false;
     loop {
         let tx = store.tx().await?;
-        let locks =
-            if alone { include_str!("sql/submit_exclude.sql") } else { include_str!("sql/submit_share.sql") };
-        let locks = tx.prepare(locks).await?;
-        let room = tx.prepare(include_str!("sql/submit_room.sql")).await?;
-        let offset = store.clock.offset();
-        let (begun, locked, counted) =
-            join3(tx.begin(), tx.query(&locks, &[&QUEUE_LOCKS, &keys]), tx.query(&room, &[&queues, &offset]))
-                .await;
+        let (begun, locked) = join(tx.begin(), batch.lock_queues(store, &tx, alone)).await;
         begun?;
-        locked?;
-        let (mut rooms, mut now) = (Rooms::new(), 0);
-        for row in counted? {
-            let queue: String = row.try_get(0)?;
-            now = row.try_get(4)?;
-            let room = read_room(&row, wanted.get(queue.as_str()).copied().unwrap_or(0))?;
-            rooms.insert(queue, room);
-        }
+        let (rooms, now) = locked?;
         if !alone && rooms.values().any(Room::is_tight) {
             // The shared lock cannot become an exclusive one without a deadlock: begin again.
             tx.rollback().await?;
@@ -198,6 +201,46 @@ impl<'a> Batch<'a> {
         let place = crc32fast::hash(format!("{channel}/{}", self.tasks[n].tenant).as_bytes());
         // The first 8 of 32 bytes.
         i64::from_be_bytes(digest[..8].try_into().unwrap_or_default()) ^ i64::from(place)
+    }
+
+    /// Handlers named here that are not known to be registered.
+    fn handlers_to_look_up(&self, store: &PostgresStore) -> HashSet<String> {
+        let mut unknown: HashSet<String> = HashSet::new();
+        let known = lock(&store.handlers);
+        for task in self.tasks {
+            if !known.contains(&task.handler) && !unknown.contains(&task.handler) {
+                unknown.insert(task.handler.clone());
+            }
+        }
+        unknown
+    }
+
+    /// Locks the queues and gives what they allow, and the time. What it sends goes out together,
+    /// and together with a BEGIN that is polled before it.
+    async fn lock_queues(&self, store: &PostgresStore, tx: &Tx, alone: bool) -> Result<(Rooms, i64), StoreError> {
+        let mut wanted: BTreeMap<&str, i64> = BTreeMap::new();
+        for n in self.open() {
+            *wanted.entry(&self.tasks[n].queue).or_default() += 1;
+        }
+        let queues: Vec<&str> = wanted.keys().copied().collect();
+        let keys: BTreeSet<i32> = queues.iter().map(|queue| queue_lock(&store.channel, queue)).collect();
+        let keys: Vec<i32> = keys.into_iter().collect();
+        let locks =
+            if alone { include_str!("sql/submit_exclude.sql") } else { include_str!("sql/submit_share.sql") };
+        let locks = tx.prepare(locks).await?;
+        let room = tx.prepare(include_str!("sql/submit_room.sql")).await?;
+        let offset = store.clock.offset();
+        let (locked, counted) =
+            join(tx.query(&locks, &[&QUEUE_LOCKS, &keys]), tx.query(&room, &[&queues, &offset])).await;
+        locked?;
+        let (mut rooms, mut now) = (Rooms::new(), 0);
+        for row in counted? {
+            let queue: String = row.try_get(0)?;
+            now = row.try_get(4)?;
+            let room = read_room(&row, wanted.get(queue.as_str()).copied().unwrap_or(0))?;
+            rooms.insert(queue, room);
+        }
+        Ok((rooms, now))
     }
 
     /// Answers those that have an equal within their window, in the store or in this batch.
@@ -336,11 +379,7 @@ impl<'a> Batch<'a> {
             committed?;
             accepted
         };
-        let mut told = Told::default();
-        for &n in order.iter().filter(|&&n| accepted.contains(&self.tasks[n].id.0)) {
-            told.ready |= self.tasks[n].run_at.is_none_or(|at| at.as_microsecond() <= now);
-            self.answers[n] = Some(Ok(Accepted { id: self.tasks[n].id, new: true, created_at: now }));
-        }
+        let told = self.accept(&order, &accepted, now);
         let known: Vec<usize> = order.iter().copied().filter(|&n| self.answers[n].is_none()).collect();
         self.find_known(&tx, &known).await?;
         if let Some(&n) = known.iter().find(|&&n| self.answers[n].is_none()) {
@@ -359,6 +398,16 @@ impl<'a> Batch<'a> {
         }
         tx.commit().await?;
         Ok(told)
+    }
+
+    /// Answers those of `order` that were accepted.
+    fn accept(&mut self, order: &[usize], accepted: &HashSet<Uuid>, now: i64) -> Told {
+        let mut told = Told::default();
+        for &n in order.iter().filter(|&&n| accepted.contains(&self.tasks[n].id.0)) {
+            told.ready |= self.tasks[n].run_at.is_none_or(|at| at.as_microsecond() <= now);
+            self.answers[n] = Some(Ok(Accepted { id: self.tasks[n].id, new: true, created_at: now }));
+        }
+        told
     }
 
     /// Answers those that stand behind an equal one, and gives all answers.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::connect::Tx;
 use super::heads::{self, Decided};
 use super::rows::{get_id, get_json, get_state, to_i64};
-use super::{PostgresStore, Told, limits, state};
+use super::{PostgresStore, Told, limits, schedule, state};
 use crate::run::child::ChildEnded;
 use crate::store::rules;
 use crate::store::{StoreError, Swept};
@@ -22,7 +22,7 @@ const FORGET_WORKER: i64 = 600_000_000;
 const START_GRACE: i64 = 15_000_000;
 
 pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
-    let limit = to_i64(limit);
+    let (at_once, limit) = (limit, to_i64(limit));
     let mut swept = Swept::default();
     decide(store, limit, &mut swept).await?;
     swept.told = tell_parents(store, limit).await?;
@@ -33,13 +33,23 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
     let offset = store.clock.offset();
     let forget = tx.prepare("DELETE FROM workers WHERE seen_at < lh_now($1) - $2").await?;
     let next = tx.prepare(include_str!("sql/sweep_next.sql")).await?;
-    let (forgotten, next) =
-        join(tx.query(&forget, &[&offset, &FORGET_WORKER]), tx.query(&next, &[&offset, &START_GRACE])).await;
+    let tick = tx.prepare(include_str!("sql/schedule_next.sql")).await?;
+    let (forgotten, next, tick) = join3(
+        tx.query(&forget, &[&offset, &FORGET_WORKER]),
+        tx.query(&next, &[&offset, &START_GRACE]),
+        tx.query(&tick, &[&offset]),
+    )
+    .await;
     forgotten?;
     let next: Option<i64> = next?.first().map_or(Ok(None), |row| row.try_get(0))?;
+    let tick: Option<i64> = tick?.first().map_or(Ok(None), |row| row.try_get(0))?;
     tx.end();
-    swept.next_due_in = next.map(|next| next.max(0));
     store.tell(Told { ready: readied, ..Told::default() });
+    // When a tick has come, the next sweep says what comes after it: at once.
+    if tick.is_some_and(|until| until <= 0) {
+        swept.ticks = schedule::fire(store, at_once).await?;
+    }
+    swept.next_due_in = rules::earliest(next, tick).map(|until| until.max(0));
     Ok(swept)
 }
 

@@ -36,7 +36,7 @@ pub(super) async fn heartbeat(store: &PostgresStore, beat: &Heartbeat) -> Result
         held.insert((row.try_get(0)?, get_u64(&row, 1)?), Beat::Held { cancel, last_seq: get_u64(&row, 3)? });
     }
     if let Some(row) = seen?.first() {
-        store.clock.learn(row.try_get(0)?);
+        store.clock.learn(row.try_get(0)?, offset);
     }
     committed?;
     tx.end();

@@ -3,7 +3,7 @@
 use rusqlite::OptionalExtension;
 
 use super::rows::{self, Id};
-use super::{Tx, store_error};
+use super::{Tx, schedule, store_error};
 use crate::run::child::ChildEnded;
 use crate::store::rules::{self, Head};
 use crate::store::{StoreError, Swept};
@@ -42,6 +42,7 @@ pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<Swept, StoreError> 
         .prepare_cached("DELETE FROM workers WHERE seen_at < ?")
         .and_then(|mut delete| delete.execute([tx.now - FORGET_WORKER]))
         .map_err(store_error)?;
+    swept.ticks = schedule::fire(tx, limit)?;
     swept.next_due_in = next_due(tx)?;
     Ok(swept)
 }
@@ -136,15 +137,16 @@ pub(super) fn remove(tx: &mut Tx<'_>, task: TaskId) -> Result<(), StoreError> {
 }
 
 fn next_due(tx: &Tx<'_>) -> Result<Option<i64>, StoreError> {
-    let (due, lease): (Option<i64>, Option<i64>) = tx
+    let (due, lease, tick): (Option<i64>, Option<i64>, Option<i64>) = tx
         .sql
         .prepare_cached(
             "SELECT (SELECT min(due_at) FROM tasks WHERE due_at IS NOT NULL),
-                    (SELECT min(lease_until) FROM tasks INDEXED BY tasks_running WHERE state = 1)",
+                    (SELECT min(lease_until) FROM tasks INDEXED BY tasks_running WHERE state = 1),
+                    (SELECT min(due_at) FROM schedules WHERE due_at IS NOT NULL)",
         )
-        .and_then(|mut select| select.query_row((), |row| Ok((row.get(0)?, row.get(1)?))))
+        .and_then(|mut select| select.query_row((), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))))
         .map_err(store_error)?;
-    let until_due = due.map(|due| (due - tx.now).max(0));
+    let until_due = rules::earliest(due, tick).map(|due| (due - tx.now).max(0));
     let until_lease = lease.map(|lease| (lease - tx.lease_now).max(0));
     Ok(rules::earliest(until_due, until_lease))
 }

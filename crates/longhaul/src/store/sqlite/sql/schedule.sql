@@ -1,0 +1,3 @@
+SELECT tenant, name, plan, paused, anchor, next_at, last_at, last_task, last_error
+FROM schedules
+WHERE tenant = ?1 AND name = ?2
