@@ -235,6 +235,9 @@ pub struct Claim {
     pub queues: Vec<String>,
     /// The handlers it has.
     pub handlers: Vec<String>,
+    /// How long a task of a handler may take in all, from its submit on, when it has no deadline of
+    /// its own; by handler.
+    pub timeouts: BTreeMap<String, Duration>,
     /// How many tasks it has room for.
     pub max: usize,
     /// How long it may hold them without a heartbeat.

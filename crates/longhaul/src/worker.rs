@@ -4,7 +4,7 @@
 //! One loop owns the list of running tasks. Claims and heartbeats are asked for beside it, one of
 //! each at a time, so that a slow answer delays nothing else.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,6 +49,7 @@ pub struct Worker {
 struct WorkerSettings {
     name: String,
     queues: Vec<String>,
+    timeouts: BTreeMap<String, Duration>,
     slots: usize,
     lease: Duration,
     drain: Duration,
@@ -62,6 +63,7 @@ impl Worker {
         let settings = WorkerSettings {
             name: format!("{}:{}", host_name(), std::process::id()),
             queues: vec!["default".to_owned()],
+            timeouts: BTreeMap::new(),
             slots: 64,
             lease: Duration::from_secs(15),
             drain: Duration::from_secs(30),
@@ -97,6 +99,13 @@ impl Worker {
             }
         });
         self.handlers.insert(name.into(), handler);
+        self
+    }
+
+    /// How long tasks of a handler may take in all, from their submit on, when they have no deadline
+    /// of their own: waiting in line, running, and waiting for people count.
+    pub fn timeout(mut self, handler: impl Into<String>, timeout: Duration) -> Self {
+        self.settings.timeouts.insert(handler.into(), timeout);
         self
     }
 
@@ -425,6 +434,7 @@ impl Work {
             number: self.claims,
             queues: self.settings.queues.clone(),
             handlers: self.info.handlers.clone(),
+            timeouts: self.settings.timeouts.clone(),
             max: room.min(MAX_CLAIM),
             lease: self.settings.lease,
             idle,

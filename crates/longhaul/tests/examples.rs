@@ -6,6 +6,8 @@ use std::process::Command;
 
 #[path = "../examples/claim.rs"]
 mod claim;
+#[path = "../examples/deploy.rs"]
+mod deploy;
 #[path = "../examples/hello.rs"]
 mod hello;
 #[path = "../examples/resume_after_crash.rs"]
@@ -35,6 +37,11 @@ async fn run_if_not_done_runs_once() -> Done {
 #[tokio::test]
 async fn claim_gives_each_task_to_one_worker_in_order() -> Done {
     claim::run().await
+}
+
+#[tokio::test]
+async fn deploy_undoes_exactly_what_was_completed() -> Done {
+    deploy::run().await
 }
 
 #[tokio::test]

@@ -88,6 +88,7 @@ on_every_store!(
     a_cancel_while_running_undoes,
     a_cancel_while_waiting_undoes,
     a_deadline_while_waiting_undoes,
+    a_handlers_timeout_is_the_deadline_of_tasks_without_one,
     steps_at_the_same_time_are_all_waited_for_before_undoing,
     undoing_goes_on_where_a_lost_worker_left_it,
     a_step_in_doubt_is_settled_before_undo_passes_it,
@@ -252,6 +253,27 @@ async fn a_deadline_while_waiting_undoes(bed: Bed) {
     let task = bed.ended(id).await;
     assert_eq!((task.state, task.error.expect("says why").code.as_str()), (State::Failed, "deadline_exceeded"));
     assert_eq!(ledger.lines(), ["make", "undo make"]);
+    worker.stop().await;
+}
+
+async fn a_handlers_timeout_is_the_deadline_of_tasks_without_one(bed: Bed) {
+    let hour = Duration::from_secs(3_600);
+    let worker = Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move { run.signal::<()>("never").await })
+        .timeout("h", hour)
+        .start()
+        .await
+        .expect("starts");
+    let own = NewTask::new("h", &()).timeout(hour * 3);
+    let own = bed.client.submit(own).await.expect("accepted").id;
+    let none = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    bed.waiting_for(own, "signal").await;
+    let waiting = bed.waiting_for(none, "signal").await;
+    let deadline = waiting.deadline.expect("by its handler");
+    assert_eq!(deadline.duration_since(waiting.created_at).as_secs(), 3_600);
+    bed.client.clock().advance(hour);
+    assert_eq!(bed.ended(none).await.error.expect("says why").code, "deadline_exceeded");
+    assert_eq!(bed.client.task(own).await.expect("there").state, State::Waiting);
     worker.stop().await;
 }
 

@@ -158,6 +158,7 @@ struct Found {
     deadline: Option<i64>,
     last_seq: u64,
     phase: Phase,
+    created_at: i64,
 }
 
 impl Found {
@@ -177,10 +178,17 @@ impl Found {
             deadline: row.try_get(9)?,
             last_seq: get_u64(row, 10)?,
             phase: get_phase(row, 11)?,
+            created_at: row.try_get(12)?,
         })
     }
 
-    fn lease(&self, fence: u64, last_seq: u64, log: Vec<LogRow>) -> Lease {
+    /// The deadline it has, or gets by its handler's timeout.
+    fn deadline(&self, ask: &Claim) -> Option<i64> {
+        let timeout = ask.timeouts.get(&self.handler).map(|&timeout| self.created_at + micros(timeout));
+        self.deadline.or(timeout)
+    }
+
+    fn lease(&self, deadline: Option<i64>, fence: u64, last_seq: u64, log: Vec<LogRow>) -> Lease {
         Lease {
             task: self.candidate.id,
             fence,
@@ -191,7 +199,7 @@ impl Found {
             max_attempts: self.max_attempts,
             crashes: self.candidate.crashes,
             phase: self.phase,
-            deadline: self.deadline,
+            deadline,
             last_seq,
             log,
         }
@@ -253,6 +261,7 @@ async fn take(
     let ids: Vec<Uuid> = chosen.iter().map(|(index, _)| found[*index].candidate.id.0).collect();
     let holds: Vec<Option<String>> = chosen.iter().map(|(_, names)| limits::holds(names)).collect();
     let until: Vec<i64> = chosen.iter().map(|(index, _)| log_until(found[*index].last_seq)).collect();
+    let deadlines: Vec<Option<i64>> = chosen.iter().map(|(index, _)| found[*index].deadline(ask)).collect();
     let mut depths = Counts::new();
     for (index, _) in chosen {
         limits::count(&mut depths, &found[*index].candidate.queue, -1);
@@ -264,8 +273,17 @@ async fn take(
     let read = tx.prepare(include_str!("sql/claim_log.sql")).await?;
     let (offset, lease, number) = (store.clock.offset(), micros(ask.lease), to_i64(ask.number));
     let shard = store.depth_shard(false);
-    let take_params: super::connect::Params<'_> =
-        &[&offset, &ask.worker, &number, &lease, &rules::DEADLINE_GRACE, &ids, &holds, &started.events];
+    let take_params: super::connect::Params<'_> = &[
+        &offset,
+        &ask.worker,
+        &number,
+        &lease,
+        &rules::DEADLINE_GRACE,
+        &ids,
+        &holds,
+        &started.events,
+        &deadlines,
+    ];
     let (taken, counted, logs, committed) = join4(
         tx.query(&take, take_params),
         tx.query(&depth, &[&shard, &queues, &counts]),
@@ -292,7 +310,7 @@ async fn take(
         // Every chosen row was locked, so it was taken.
         let Some(&fence) = fences.get(&found.candidate.id.0) else { continue };
         let log = logs.remove(&found.candidate.id.0).unwrap_or_default();
-        leases.push(found.lease(fence, found.last_seq + 1, log));
+        leases.push(found.lease(found.deadline(ask), fence, found.last_seq + 1, log));
     }
     store.tell(Told { changed: leases.iter().map(|lease| lease.task).collect(), ..Told::default() });
     Ok(leases)
@@ -311,11 +329,11 @@ async fn claimed_before(store: &PostgresStore, ask: &Claim) -> Result<Vec<Lease>
     tx.commit().await?;
     let mut leases = Vec::with_capacity(found.len());
     for (found, row) in found.iter().zip(&rows) {
-        let fence = get_u64(row, 12)?;
+        let fence = get_u64(row, 13)?;
         let mut log = logs.remove(&found.candidate.id.0).unwrap_or_default();
         // As the first time: without the row of this claim's own event.
         log.retain(|row| row.run != fence);
-        leases.push(found.lease(fence, found.last_seq, log));
+        leases.push(found.lease(found.deadline, fence, found.last_seq, log));
     }
     Ok(leases)
 }

@@ -46,6 +46,7 @@ pub(super) fn claim(tx: &mut Tx<'_>, ask: &Claim) -> Result<Claimed, StoreError>
 /// A ready task, as it stands before it is leased.
 struct Found {
     rowid: i64,
+    created_at: i64,
     candidate: Candidate,
     lease: Lease,
 }
@@ -56,6 +57,7 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
     let crashes = row.get(9)?;
     Ok(Found {
         rowid: row.get(0)?,
+        created_at: row.get(14)?,
         candidate: Candidate {
             id: task,
             rank: row.get(2)?,
@@ -118,8 +120,10 @@ fn take_and_park(
     if found.is_empty() {
         return Ok(0);
     }
-    let (candidates, mut found): (Vec<Candidate>, Vec<(i64, Option<Lease>)>) =
-        found.into_iter().map(|found| (found.candidate, (found.rowid, Some(found.lease)))).unzip();
+    let (candidates, mut found): (Vec<Candidate>, Vec<(i64, i64, Option<Lease>)>) = found
+        .into_iter()
+        .map(|found| (found.candidate, (found.rowid, found.created_at, Some(found.lease))))
+        .unzip();
     let mut limits = tx.limits_of(&candidates)?;
     let admission = rules::admit(&candidates, &mut limits, wanted, idle);
     tx.save_limits(&limits)?;
@@ -127,11 +131,11 @@ fn take_and_park(
     let started = NewEvent::new("task.started", json!({"worker": ask.worker}));
     let started = LogEntry::new(&[started], &[] as &[Record]);
     for (index, holds) in &admission.take {
-        let (rowid, lease) = &mut found[*index];
+        let (rowid, created_at, lease) = &mut found[*index];
         // No index is taken twice.
         let Some(lease) = lease.take() else { continue };
         let holds = (!holds.is_empty()).then(|| json!(holds).to_string());
-        let lease = take(tx, ask, *rowid, lease, holds)?;
+        let lease = take(tx, ask, *rowid, lease, *created_at, holds)?;
         tx.append(lease.task, lease.last_seq, lease.fence, &started)?;
         tx.count_pending(&lease.queue, -1);
         tx.told.changed.push(lease.task);
@@ -152,11 +156,14 @@ fn take(
     ask: &Claim,
     rowid: i64,
     mut lease: Lease,
+    created_at: i64,
     holds: Option<String>,
 ) -> Result<Lease, StoreError> {
     lease.log = log_for(tx, &lease)?;
     lease.fence += 1;
     lease.last_seq += 1;
+    let timeout = ask.timeouts.get(&lease.handler);
+    lease.deadline = lease.deadline.or(timeout.map(|&timeout| created_at + micros(timeout)));
     tx.sql
         .prepare_cached(include_str!("sql/claim_take.sql"))
         .and_then(|mut update| {
@@ -171,6 +178,7 @@ fn take(
                 tx.now,
                 lease.fence,
                 lease.last_seq,
+                lease.deadline,
             ])
         })
         .map_err(store_error)?;

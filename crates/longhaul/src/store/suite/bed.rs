@@ -135,6 +135,7 @@ impl Bed {
             number: self.claims.fetch_add(1, Ordering::Relaxed) + 1,
             queues: ["default", "q", "r"].map(String::from).to_vec(),
             handlers: ["h", "g"].map(String::from).to_vec(),
+            timeouts: std::collections::BTreeMap::new(),
             max,
             lease: LEASE,
             idle: false,

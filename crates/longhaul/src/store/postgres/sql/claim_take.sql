@@ -9,7 +9,8 @@ taken AS (
         ready       = false,
         parked      = NULL,
         run_at      = NULL,
-        due_at      = CASE WHEN t.phase = 0 THEN t.deadline + $5 END,
+        deadline    = coalesce(t.deadline, d.deadline),
+        due_at      = CASE WHEN t.phase = 0 THEN coalesce(t.deadline, d.deadline) + $5 END,
         holds       = d.holds,
         fence       = t.fence + 1,
         owner       = $2,
@@ -18,7 +19,7 @@ taken AS (
         commit_no   = 0,
         last_seq    = t.last_seq + 1,
         updated_at  = now.now
-    FROM now, unnest($6::uuid[], $7::text[]) AS d (id, holds)
+    FROM now, unnest($6::uuid[], $7::text[], $9::bigint[]) AS d (id, holds, deadline)
     WHERE t.id = ANY (ARRAY[d.id])
     RETURNING t.id, t.fence, t.last_seq, now.now
 ),
