@@ -26,6 +26,26 @@ Examples:
 Without --store a temporary SQLite file in the working directory is used. On PostgreSQL a schema of
 its own is made and dropped. Durable settings are the product's defaults: fsync is on.")]
     Bench(BenchArgs),
+    /// Validate the manifests of a folder: says file, line and remedy of everything that is wrong.
+    #[command(after_help = "\
+Examples:
+  longhaul check manifests
+  longhaul check manifests --json | jq -r '.problems[].message'
+
+Exit code 1 when anything is wrong. Commands are looked for as a worker would look for them on this
+machine, with this PATH.")]
+    Check(CheckArgs),
+    /// Run the handlers of a folder of manifests, until SIGTERM or Ctrl-C; then what runs is finished
+    /// or handed back.
+    #[command(after_help = "\
+Examples:
+  longhaul worker --manifests sagas
+  longhaul worker --manifests sagas --store postgres://me@db/longhaul --queues default,urgent
+
+Nothing is started when a manifest is wrong; 'longhaul check' says what is.")]
+    Worker(WorkerArgs),
+    /// The same in this version: a server will be part of it.
+    Up(WorkerArgs),
     /// A worker with the handlers of `bench` and of the crash tests.
     #[command(hide = true)]
     BenchWorker(BenchWorkerArgs),
@@ -87,6 +107,38 @@ impl Scenario {
             Self::Resume => "resume",
         }
     }
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// The folder that has the manifests (*.toml).
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// One line of JSON on stdout: {"manifests": [...], "problems": [...]}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct WorkerArgs {
+    /// sqlite:PATH, postgres://… or memory: [default: a SQLite file in the user's data folder]
+    #[arg(long, env = "LONGHAUL_STORE", value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// The folder that has the manifests (*.toml).
+    #[arg(long, env = "LONGHAUL_MANIFESTS", value_name = "DIR")]
+    pub(crate) manifests: PathBuf,
+    /// How many tasks run at once.
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub(crate) workers: usize,
+    /// The queues to take tasks from.
+    #[arg(long, value_delimiter = ',', default_value = "default", value_name = "A,B")]
+    pub(crate) queues: Vec<String>,
+    /// How long, in seconds, a task is held without a sign of life.
+    #[arg(long, value_parser = seconds, default_value = "15", hide = true)]
+    pub(crate) lease: Duration,
+    /// How long, in seconds, running tasks have to finish after SIGTERM.
+    #[arg(long, value_parser = seconds, default_value = "30", value_name = "SECONDS")]
+    pub(crate) drain: Duration,
 }
 
 #[derive(clap::Args, Debug)]

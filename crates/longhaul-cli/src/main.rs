@@ -3,7 +3,9 @@
 mod args;
 mod bench;
 mod bench_worker;
+mod check;
 mod exit;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -22,6 +24,8 @@ fn main() -> ExitCode {
     let done = runtime.block_on(runtime.spawn(async {
         match args.command {
             Command::Bench(bench) => bench::run(bench).await,
+            Command::Check(check) => check::run(&check),
+            Command::Worker(worker) | Command::Up(worker) => worker::run(worker).await,
             Command::BenchWorker(worker) => bench_worker::run(worker).await,
         }
     }));

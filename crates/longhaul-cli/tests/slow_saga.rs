@@ -3,9 +3,10 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use common::{Bed, PATIENCE};
+use common::{Bed, PATIENCE, WorkerProcess};
 use longhaul::{NewTask, State, TaskId};
 use serde_json::json;
 
@@ -26,25 +27,29 @@ fn effects(bed: &Bed, id: TaskId) -> Vec<String> {
     mine.map(|rest| rest.rsplit_once(' ').expect("key and fence").0.to_owned()).collect()
 }
 
-/// One deployment per outcome and per point at which its worker can be killed; all hang at their
-/// point, the worker is killed, another one finishes them.
-async fn killed_around_every_step_and_undo(bed: Bed) {
+/// One deployment by `handler` per outcome and per point at which its worker can be killed; all hang
+/// at their point, the worker is killed, another one finishes them.
+async fn killed_around_every_step_and_undo(
+    bed: Bed,
+    handler: &str,
+    worker: impl Fn(&Bed, usize) -> WorkerProcess,
+) {
     let mut cases = Vec::new();
     for fail in [None, Some(0), Some(1), Some(2), Some(3)] {
         for effect in expected(fail) {
             for when in ["before", "after"] {
                 let hang = format!("{when} {effect}");
-                let input = json!({"fail": fail.map(|index| STEPS[index]), "hang": hang});
-                let id = bed.client.submit(NewTask::new("deploy", &input)).await.expect("accepted").id;
+                let input = json!({"fail": fail.map_or("", |index| STEPS[index]), "hang": hang});
+                let id = bed.client.submit(NewTask::new(handler, &input)).await.expect("accepted").id;
                 cases.push((id, fail, when, effect.clone()));
             }
         }
     }
     assert_eq!(cases.len(), 8 + 2 * (2 + 4 + 6), "every point");
-    let mut first = bed.worker(cases.len(), 1.0);
+    let mut first = worker(&bed, cases.len());
     bed.until("every hang", |ledger| ledger.hangs() == cases.len()).await;
     first.kill();
-    let second = bed.worker(cases.len(), 1.0);
+    let second = worker(&bed, cases.len());
     for (id, fail, when, killed) in &cases {
         let task = bed.ended(*id).await;
         let name = format!("fails at {fail:?}, killed {when} {killed}");
@@ -69,15 +74,76 @@ async fn killed_around_every_step_and_undo(bed: Bed) {
     drop(second);
 }
 
+async fn killed_in_rust(bed: Bed) {
+    killed_around_every_step_and_undo(bed, "deploy", |bed, slots| bed.worker(slots, 1.0)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saga_ends_the_same_wherever_its_worker_is_killed_on_sqlite() {
-    killed_around_every_step_and_undo(Bed::sqlite().await).await;
+    killed_in_rust(Bed::sqlite().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saga_ends_the_same_wherever_its_worker_is_killed_on_postgres() {
     if let Some(bed) = Bed::postgres().await {
-        killed_around_every_step_and_undo(bed).await;
+        killed_in_rust(bed).await;
+    }
+}
+
+/// What every step and undo of the manifest runs: an effect, and a hang where it is told to, in the
+/// first run only.
+const ACT: &str = r#"#!/bin/sh
+name=$1 hang=$2 fail=$3
+if [ "$name" = "$fail" ]; then
+    echo "$name is broken" >&2
+    exit 3
+fi
+hang_if() {
+    if [ "$hang" = "$1 $name" ] && [ "$LONGHAUL_FENCE" = 1 ]; then
+        echo "hang $LONGHAUL_TASK_ID $LONGHAUL_FENCE" >> "$LEDGER"
+        sleep 600
+    fi
+}
+hang_if before
+echo "effect $LONGHAUL_TASK_ID $LONGHAUL_IDEMPOTENCY_KEY $LONGHAUL_FENCE" >> "$LEDGER"
+hang_if after
+"#;
+
+/// The same deployment as a manifest of commands.
+async fn killed_as_a_manifest(bed: Bed) {
+    let manifests = bed.folder().join("manifests");
+    std::fs::create_dir(&manifests).expect("a folder");
+    let act = manifests.join("act");
+    std::fs::write(&act, ACT).expect("written");
+    std::fs::set_permissions(&act, std::fs::Permissions::from_mode(0o755)).expect("may be run");
+    let mut manifest = "[saga]\nname = \"deploy_app\"\n".to_owned();
+    for step in STEPS {
+        manifest += &format!(
+            r#"
+[[step]]
+name = "{step}"
+command = ["./act", "{step}", "{{{{input.hang}}}}", "{{{{input.fail}}}}"]
+undo = ["./act", "undo {step}", "{{{{input.hang}}}}", ""]
+attempts = 1
+timeout = "15m"
+env = ["LEDGER"]
+"#
+        );
+    }
+    std::fs::write(manifests.join("deploy_app.toml"), manifest).expect("written");
+    killed_around_every_step_and_undo(bed, "deploy_app", |bed, slots| bed.manifest_worker(&manifests, slots, 1.0))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifests_saga_ends_the_same_wherever_its_worker_is_killed_on_sqlite() {
+    killed_as_a_manifest(Bed::sqlite().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifests_saga_ends_the_same_wherever_its_worker_is_killed_on_postgres() {
+    if let Some(bed) = Bed::postgres().await {
+        killed_as_a_manifest(bed).await;
     }
 }
 

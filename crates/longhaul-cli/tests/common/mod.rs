@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ impl Bed {
         let queue = QueueSettings { max_pending: 1_000_000, ..QueueSettings::default() };
         let queues = BTreeMap::from([("default".to_owned(), queue)]);
         client.configure(&Settings { queues, ..Settings::default() }).await.expect("set");
-        client.announce(&["ledger", "deploy", "branches"]).await.expect("announced");
+        client.announce(&["ledger", "deploy", "deploy_app", "branches"]).await.expect("announced");
         Self { client, url, folder }
     }
 
@@ -62,6 +62,24 @@ impl Bed {
             .spawn()
             .expect("the worker starts");
         WorkerProcess { child }
+    }
+
+    /// A worker process for the manifests of a folder, whose commands find the ledger in `LEDGER`.
+    pub fn manifest_worker(&self, manifests: &Path, slots: usize, lease: f64) -> WorkerProcess {
+        let child = Command::new(env!("CARGO_BIN_EXE_longhaul"))
+            .args(["worker", "--store", &self.url, "--workers", &slots.to_string()])
+            .args(["--lease", &lease.to_string(), "--manifests"])
+            .arg(manifests)
+            .env("LEDGER", self.ledger_path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the worker starts");
+        WorkerProcess { child }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     fn ledger_path(&self) -> PathBuf {

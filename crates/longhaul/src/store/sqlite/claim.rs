@@ -45,10 +45,16 @@ pub(super) fn claim(tx: &mut Tx<'_>, ask: &Claim) -> Result<Claimed, StoreError>
 
 /// A ready task, as it stands before it is leased.
 struct Found {
-    rowid: i64,
-    created_at: i64,
+    row: TaskRow,
     candidate: Candidate,
     lease: Lease,
+}
+
+/// What of its row is needed to lease it.
+struct TaskRow {
+    rowid: i64,
+    created_at: i64,
+    lease: Option<Lease>,
 }
 
 /// Reads the columns of `sql/claim_candidates.sql` and `sql/claim_again.sql`, in their order.
@@ -56,8 +62,7 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
     let (task, tenant, queue): (_, String, String) = (rows::task_id(row, 1)?, row.get(4)?, row.get(6)?);
     let crashes = row.get(9)?;
     Ok(Found {
-        rowid: row.get(0)?,
-        created_at: row.get(14)?,
+        row: TaskRow { rowid: row.get(0)?, created_at: row.get(14)?, lease: None },
         candidate: Candidate {
             id: task,
             rank: row.get(2)?,
@@ -120,9 +125,9 @@ fn take_and_park(
     if found.is_empty() {
         return Ok(0);
     }
-    let (candidates, mut found): (Vec<Candidate>, Vec<(i64, i64, Option<Lease>)>) = found
+    let (candidates, mut rows): (Vec<Candidate>, Vec<TaskRow>) = found
         .into_iter()
-        .map(|found| (found.candidate, (found.rowid, found.created_at, Some(found.lease))))
+        .map(|Found { row, candidate, lease }| (candidate, TaskRow { lease: Some(lease), ..row }))
         .unzip();
     let mut limits = tx.limits_of(&candidates)?;
     let admission = rules::admit(&candidates, &mut limits, wanted, idle);
@@ -131,11 +136,11 @@ fn take_and_park(
     let started = NewEvent::new("task.started", json!({"worker": ask.worker}));
     let started = LogEntry::new(&[started], &[] as &[Record]);
     for (index, holds) in &admission.take {
-        let (rowid, created_at, lease) = &mut found[*index];
+        let row = &mut rows[*index];
         // No index is taken twice.
-        let Some(lease) = lease.take() else { continue };
+        let Some(lease) = row.lease.take() else { continue };
         let holds = (!holds.is_empty()).then(|| json!(holds).to_string());
-        let lease = take(tx, ask, *rowid, lease, *created_at, holds)?;
+        let lease = take(tx, ask, row, lease, holds)?;
         tx.append(lease.task, lease.last_seq, lease.fence, &started)?;
         tx.count_pending(&lease.queue, -1);
         tx.told.changed.push(lease.task);
@@ -144,7 +149,7 @@ fn take_and_park(
     for (index, limit) in &admission.park {
         tx.sql
             .prepare_cached("UPDATE tasks SET ready = 0, parked = ?2 WHERE rowid = ?1")
-            .and_then(|mut update| update.execute((found[*index].0, limit)))
+            .and_then(|mut update| update.execute((rows[*index].rowid, limit)))
             .map_err(store_error)?;
     }
     Ok(admission.park.len())
@@ -154,21 +159,20 @@ fn take_and_park(
 fn take(
     tx: &Tx<'_>,
     ask: &Claim,
-    rowid: i64,
+    row: &TaskRow,
     mut lease: Lease,
-    created_at: i64,
     holds: Option<String>,
 ) -> Result<Lease, StoreError> {
     lease.log = log_for(tx, &lease)?;
     lease.fence += 1;
     lease.last_seq += 1;
     let timeout = ask.timeouts.get(&lease.handler);
-    lease.deadline = lease.deadline.or(timeout.map(|&timeout| created_at + micros(timeout)));
+    lease.deadline = lease.deadline.or(timeout.map(|&timeout| row.created_at + micros(timeout)));
     tx.sql
         .prepare_cached(include_str!("sql/claim_take.sql"))
         .and_then(|mut update| {
             update.execute(rusqlite::params![
-                rowid,
+                row.rowid,
                 Id(ask.worker),
                 ask.number,
                 tx.lease_now + micros(ask.lease),

@@ -1,0 +1,51 @@
+//! `longhaul check`: what is wrong with the manifests of a folder, before a worker meets it.
+
+use longhaul_agent::{Loaded, Manifest, load};
+use serde_json::{Value, json};
+
+use crate::args::CheckArgs;
+use crate::exit::Failure;
+
+pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
+    let loaded = load(&args.folder);
+    if args.json {
+        println!("{}", as_json(&loaded));
+    } else {
+        for manifest in &loaded.manifests {
+            println!("{}: {}", manifest.file().display(), summary(manifest));
+        }
+        for problem in &loaded.problems {
+            println!("{problem}");
+        }
+    }
+    match loaded.problems.len() {
+        0 => Ok(()),
+        1 => Err(Failure::found("1 problem found")),
+        many => Err(Failure::found(format!("{many} problems found"))),
+    }
+}
+
+fn summary(manifest: &Manifest) -> String {
+    let steps = steps(manifest).len();
+    let steps = if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") };
+    format!("{} {}, {steps}", manifest.kind(), manifest.name())
+}
+
+fn steps(manifest: &Manifest) -> Vec<&str> {
+    match manifest {
+        Manifest::Saga(saga) => saga.steps.iter().map(|step| step.name.as_str()).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn as_json(loaded: &Loaded) -> Value {
+    let manifests: Vec<Value> = loaded
+        .manifests
+        .iter()
+        .map(|manifest| {
+            json!({"file": manifest.file().display().to_string(), "kind": manifest.kind(), "name": manifest.name(),
+                   "steps": steps(manifest)})
+        })
+        .collect();
+    json!({"manifests": manifests, "problems": loaded.problems})
+}
