@@ -11,7 +11,7 @@ use std::sync::Arc;
 use futures_util::future::{Either, join_all, select};
 use longhaul::{Run, StepContext, TaskError, Worker};
 use serde_json::{Map, Value, json};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio::task::unconstrained;
 
 use crate::manifest::{Approve, Manifest, Saga, Step};
@@ -46,7 +46,6 @@ async fn perform(run: &Run, manifest: &Saga, input: &Value) -> Result<Value, Tas
             values: Arc::new(json!({"input": input, "steps": steps})),
             total,
             failed: watch::Sender::new(None),
-            asking: Mutex::new(()),
         };
         let first_number = steps.len() as u32 + 1;
         let branches = stage_steps.iter().zip(first_number..).map(|(step, number)| {
@@ -72,8 +71,6 @@ struct Stage<'a> {
     total: u32,
     /// The error of the first that failed.
     failed: watch::Sender<Option<TaskError>>,
-    /// One approval is asked for at a time.
-    asking: Mutex<()>,
 }
 
 /// One step of a stage.
@@ -112,10 +109,7 @@ impl Branch<'_> {
     async fn ask_unless_failed(&self, approve: &Approve) -> Option<Result<(), TaskError>> {
         let mut others = self.stage.failed.subscribe();
         let stopped = pin!(unconstrained(others.wait_for(Option::is_some)));
-        let approved = pin!(async {
-            let _turn = unconstrained(self.stage.asking.lock()).await;
-            self.ask(approve).await
-        });
+        let approved = pin!(self.ask(approve));
         match select(approved, stopped).await {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,
@@ -128,7 +122,8 @@ impl Branch<'_> {
         arguments["step"] = json!(self.step.name);
         arguments["input"] = values["input"].clone();
         let question = approve.text.render(values)?;
-        let mut approval = self.stage.run.approve(question, approve.risk).arguments(&arguments);
+        let mut approval =
+            self.stage.run.approve(question, approve.risk).key(&self.step.name).arguments(&arguments);
         if let Some(expires) = approve.expires {
             approval = approval.expires(expires);
         }

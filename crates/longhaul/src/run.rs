@@ -37,7 +37,7 @@ pub(crate) mod wait;
 
 pub use child::Child;
 pub use step::{Step, StepContext};
-pub use wait::{Approval, Approve, Question, Risk};
+pub use wait::{Approval, Approve, Question, Risk, Signal, Sleep};
 
 use desk::{Asking, Desk, Turn};
 use journal::Key;

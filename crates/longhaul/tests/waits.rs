@@ -44,6 +44,7 @@ on_every_store!(
     a_wait_that_lost_a_select_leaves_its_signal_to_the_next_one,
     a_question_is_put_once_and_its_answer_is_given_to_the_handler,
     an_approval_is_for_these_arguments_once_and_in_time,
+    waits_of_one_kind_at_the_same_time_are_told_apart_by_keys,
     a_denial_fails_the_task_and_names_who_and_why,
     waits_beside_steps_in_a_join_all_end,
     a_cancel_and_a_deadline_end_a_task_that_waits,
@@ -208,6 +209,37 @@ async fn an_approval_is_for_these_arguments_once_and_in_time(bed: Bed) {
     assert_eq!(statuses, [AskStatus::Used, AskStatus::Expired]);
     let paid = bed.kinds(id).await.iter().filter(|kind| *kind == "money.paid").count();
     assert_eq!(paid, 1);
+    worker.stop().await;
+}
+
+async fn waits_of_one_kind_at_the_same_time_are_told_apart_by_keys(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        let ask = |what: &'static str| run.approve(format!("{what}?"), Risk::WriteLocal).key(what);
+        let (one, two, slept, again) =
+            tokio::join!(ask("one"), ask("two"), run.sleep(DAY).key("a"), run.sleep(DAY * 2).key("b"));
+        slept?;
+        again?;
+        let same = tokio::join!(run.sleep(DAY), run.sleep(DAY));
+        let ambiguous = same.1.expect_err("two of one name");
+        Ok((one?.by, two?.by, ambiguous.code))
+    })
+    .await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    for ask in bed.client.asks(id).await.expect("read") {
+        let by = if ask.text == "one?" { "ann" } else { "bob" };
+        bed.client.acting_as(by).approve(id, Some(&ask.id), None, None).await.expect("approved");
+    }
+    bed.waiting_for(id, "timer").await;
+    bed.client.clock().advance(DAY * 2);
+    // The sleep that has the name to itself goes on.
+    bed.event(id, "step.started").await;
+    while !bed.client.task(id).await.expect("there").state.is_final() {
+        bed.client.clock().advance(DAY);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let result = bed.ended(id).await.result.expect("a result");
+    assert_eq!(result.get(), r#"["ann","bob","ambiguous_step"]"#);
     worker.stop().await;
 }
 

@@ -5,6 +5,7 @@
 //! place in the log, so a `select!` takes the same branch in every replay.
 
 use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -37,35 +38,26 @@ const APPROVAL_TIME: Duration = Duration::from_secs(86_400);
 impl Run {
     /// Waits for this long, measured from the first time the task got here: a crash or a restart
     /// meanwhile does not make it longer.
-    pub async fn sleep(&self, duration: Duration) -> Result<(), TaskError> {
-        self.sleep_to(|now| now.saturating_add(micros(duration))).await
+    pub fn sleep(&self, duration: Duration) -> Sleep {
+        Sleep { run: self.clone(), key: None, until: Until::After(duration) }
     }
 
     /// Waits until this time of the store's clock.
-    pub async fn sleep_until(&self, at: Timestamp) -> Result<(), TaskError> {
-        self.sleep_to(|_| at.as_microsecond()).await
+    pub fn sleep_until(&self, at: Timestamp) -> Sleep {
+        Sleep { run: self.clone(), key: None, until: Until::At(at) }
     }
 
-    async fn sleep_to(&self, until: impl Fn(i64) -> i64) -> Result<(), TaskError> {
-        let operation = self.take_place(Asking::plain("sleep", Op::Sleep))?;
+    async fn sleep_to(&self, operation: Operation, until: Until) -> Result<(), TaskError> {
         loop {
             let started = match operation.turn().await {
                 Turn::Recorded(outcome) => return outcome.map(drop),
                 Turn::Start(started) => started,
             };
             let now = self.now_micros();
-            let until = match started.wait {
-                Some((Some(until), _)) => until,
-                _ => {
-                    let until = until(now);
-                    let event = NewEvent::of_step(
-                        "step.started",
-                        &operation.key.1,
-                        json!({"kind": "sleep", "until": timestamp(until)}),
-                    );
-                    self.desk().note(operation.began(Some(until), None), event);
-                    until
-                }
+            let until = match (started.wait, until) {
+                (Some((Some(until), _)), _) => until,
+                (_, Until::At(at)) => self.begin_sleep(&operation, at.as_microsecond()),
+                (_, Until::After(time)) => self.begin_sleep(&operation, now.saturating_add(micros(time))),
             };
             self.desk().wait(&operation.key, operation.waiting("timer", &operation.key.1, Some(until)));
             tokio::time::sleep_until(self.instant_of(until)).await;
@@ -75,25 +67,24 @@ impl Run {
         }
     }
 
+    /// Notes until when, once; written when the run is suspended, or before.
+    fn begin_sleep(&self, operation: &Operation, until: i64) -> i64 {
+        let data = json!({"kind": "sleep", "until": timestamp(until)});
+        let event = NewEvent::of_step("step.started", &operation.key.1, data);
+        self.desk().note(operation.began(Some(until), None), event);
+        until
+    }
+
     /// Waits for a signal of this name, sent with [`Client::signal`](crate::Client::signal). One
     /// that came before it was waited for is kept; several are given in the order in which they
     /// came, each once.
-    pub async fn signal<T: DeserializeOwned>(&self, name: &str) -> Result<T, TaskError> {
-        check_name("signal", name).map_err(|invalid| TaskError::fatal("bad_signal", invalid.to_string()))?;
-        let title = format!("signal {name}");
-        let address = Some(Address::At(format!("{SIGNAL}{name}")));
-        let operation = self.take_place(Asking { address, ..Asking::plain(&title, Op::Signal) })?;
-        loop {
-            match operation.turn().await {
-                Turn::Recorded(message) => return decode(&operation.key, &message?),
-                Turn::Start(_) => self.desk().wait(&operation.key, operation.waiting("signal", name, None)),
-            }
-        }
+    pub fn signal<T: DeserializeOwned>(&self, name: &str) -> Signal<T> {
+        Signal { run: self.clone(), key: None, name: name.to_owned(), gives: PhantomData }
     }
 
     /// Asks a person and waits for the answer, given with [`Client::answer`](crate::Client::answer).
     pub fn ask(&self, question: impl Into<String>) -> Question {
-        Question { run: self.clone(), question: question.into(), expires: None }
+        Question { run: self.clone(), key: None, question: question.into(), expires: None }
     }
 
     /// Asks a person to allow something and waits for the decision, given with
@@ -103,7 +94,7 @@ impl Run {
     /// `denied`, a decision that did not come in time `approval_expired`; neither is tried again.
     pub fn approve(&self, what: impl Into<String>, risk: Risk) -> Approve {
         let (what, arguments) = (what.into(), Ok(Value::Null));
-        Approve { run: self.clone(), what, risk, arguments, expires: APPROVAL_TIME }
+        Approve { run: self.clone(), key: None, what, risk, arguments, expires: APPROVAL_TIME }
     }
 
     /// Puts something to a person, once, and waits for what they say.
@@ -217,15 +208,100 @@ impl Put {
     }
 }
 
+/// When a sleep is over.
+#[derive(Clone, Copy)]
+enum Until {
+    After(Duration),
+    At(Timestamp),
+}
+
+/// A sleep; `.await` it.
+#[must_use = "nothing is waited for until it is awaited"]
+pub struct Sleep {
+    run: Run,
+    key: Option<String>,
+    until: Until,
+}
+
+impl Sleep {
+    /// Tells sleeps apart that are under way at the same time.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+}
+
+impl IntoFuture for Sleep {
+    type Output = Result<(), TaskError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { run, key, until } = self;
+        let operation = run.take_place(Asking { key: key.as_deref(), ..Asking::plain("sleep", Op::Sleep) });
+        Box::pin(async move { run.sleep_to(operation?, until).await })
+    }
+}
+
+/// A wait for a signal; `.await` it.
+#[must_use = "nothing is waited for until it is awaited"]
+pub struct Signal<T> {
+    run: Run,
+    key: Option<String>,
+    name: String,
+    gives: PhantomData<fn() -> T>,
+}
+
+impl<T> Signal<T> {
+    /// Tells waits for the same signal apart that are under way at the same time; the first that
+    /// waits is given the first that comes.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+}
+
+impl<T: DeserializeOwned> IntoFuture for Signal<T> {
+    type Output = Result<T, TaskError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { run, key, name, .. } = self;
+        let operation = check_signal(&name)
+            .map_err(|invalid| TaskError::fatal("bad_signal", invalid.to_string()))
+            .and_then(|()| {
+                let title = format!("signal {name}");
+                let address = Some(Address::At(format!("{SIGNAL}{name}")));
+                let key = key.as_deref();
+                run.take_place(Asking { key, address, ..Asking::plain(&title, Op::Signal) })
+            });
+        Box::pin(async move {
+            let operation = operation?;
+            loop {
+                match operation.turn().await {
+                    Turn::Recorded(message) => return decode(&operation.key, &message?),
+                    Turn::Start(_) => run.desk().wait(&operation.key, operation.waiting("signal", &name, None)),
+                }
+            }
+        })
+    }
+}
+
 /// A question about to be asked; `.await` it for the answer.
 #[must_use = "a question is not asked until it is awaited"]
 pub struct Question {
     run: Run,
+    key: Option<String>,
     question: String,
     expires: Option<Duration>,
 }
 
 impl Question {
+    /// Tells questions apart that are under way at the same time.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
     /// Without an answer in this time it ends with the error `question_expired`.
     pub fn expires(mut self, time: Duration) -> Self {
         self.expires = Some(time);
@@ -238,9 +314,9 @@ impl IntoFuture for Question {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { run, question, expires } = self;
-        let address = Some(Address::Own(QUESTION));
-        let operation = run.take_place(Asking { address, ..Asking::plain("ask", Op::Question) });
+        let Self { run, key, question, expires } = self;
+        let (address, key) = (Some(Address::Own(QUESTION)), key.as_deref());
+        let operation = run.take_place(Asking { key, address, ..Asking::plain("ask", Op::Question) });
         let digest = digest(&json!({"question": question}));
         let put = Put { kind: AskKind::Question, text: question, subject: Value::Null, digest, expires };
         Box::pin(async move {
@@ -275,6 +351,7 @@ pub enum Risk {
 #[must_use = "an approval is not asked for until it is awaited"]
 pub struct Approve {
     run: Run,
+    key: Option<String>,
     what: String,
     risk: Risk,
     arguments: Result<Value, String>,
@@ -282,6 +359,12 @@ pub struct Approve {
 }
 
 impl Approve {
+    /// Tells approvals apart that are under way at the same time.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
     /// The exact arguments of what is approved; shown to people, and part of the digest.
     pub fn arguments(mut self, arguments: &impl Serialize) -> Self {
         self.arguments = serde_json::to_value(arguments).map_err(|error| error.to_string());
@@ -320,9 +403,9 @@ impl IntoFuture for Approve {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { run, what, risk, arguments, expires } = self;
-        let address = Some(Address::Own(APPROVAL));
-        let operation = run.take_place(Asking { address, ..Asking::plain("approve", Op::Approval) });
+        let Self { run, key, what, risk, arguments, expires } = self;
+        let (address, key) = (Some(Address::Own(APPROVAL)), key.as_deref());
+        let operation = run.take_place(Asking { key, address, ..Asking::plain("approve", Op::Approval) });
         Box::pin(async move {
             let operation = operation?;
             let arguments = arguments.map_err(|error| TaskError::fatal("bad_arguments", error))?;
