@@ -146,7 +146,8 @@ fn every_table_of_the_schema_is_in_the_architecture() {
 #[test]
 fn every_error_code_is_explained_and_every_explained_one_exists() {
     let mut raised = BTreeSet::new();
-    for file in files(&root().join("crates/longhaul/src"), ".rs") {
+    let sources = ["crates/longhaul/src", "crates/longhaul-agent/src"].map(|folder| root().join(folder));
+    for file in sources.iter().flat_map(|folder| files(folder, ".rs")) {
         if file.components().any(|part| part.as_os_str() == "suite") {
             continue;
         }

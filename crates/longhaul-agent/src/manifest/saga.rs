@@ -29,8 +29,8 @@
 //!
 //! Steps that follow each other and have the same `group = "name"` run at the same time; the next
 //! step waits for all of them. When one of them fails, those that have begun are waited for, those
-//! that still wait for an approval are not begun. Approvals of a group are asked for one after the
-//! other.
+//! that still wait for an approval are not begun. Approvals of a group are asked for at
+//! the same time.
 //!
 //! Placeholders: `{{input…}}`, `{{steps.NAME.result…}}` of a step before, and in an undo also
 //! `{{result…}}`, its own step's result. An `http` table may have `headers` (there also
