@@ -92,7 +92,12 @@ pub(crate) enum Record {
     /// The task's state changed; `version` is the one after the change.
     Patched { patch: StatePatch, version: u64 },
     /// A snapshot was taken. What follows is a new part of the journal, with names of its own.
-    Checkpoint { part: u32 },
+    /// `kept` is what had arrived and was not given to the handler yet: address and message.
+    Checkpoint {
+        part: u32,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        kept: Vec<(String, Box<RawValue>)>,
+    },
     /// A new attempt or a resume begins: failures recorded before this no longer count. After a
     /// resume, steps that were undone and approvals do not count either.
     Reopened {

@@ -217,6 +217,7 @@ impl Run {
         policy: CheckpointPolicy,
     ) -> Result<(), TaskError> {
         let data = serde_json::to_string(snapshot)?;
+        std::future::poll_fn(|cx| self.desk().poll_loaded(cx)).await;
         let CheckpointPolicy { max_count, max_age } = policy;
         let batch = self.desk().checkpoint(NewCheckpoint { version, iteration, data, max_count, max_age })?;
         if let Some(batch) = batch {
@@ -274,12 +275,17 @@ impl Run {
     }
 
     fn context(&self, key: &Key, attempt: u32) -> StepContext {
+        self.context_of(key, key, attempt)
+    }
+
+    /// The context of operation `key`, which belongs to the step `of`.
+    fn context_of(&self, key: &Key, of: &Key, attempt: u32) -> StepContext {
         let (part, step) = key;
         let task = self.id();
         let mut idempotency_key =
             if *part == 0 { format!("{task}/{step}") } else { format!("{task}/{part}/{step}") };
         // A step that was undone and starts again is another call to the outside.
-        let generation = self.desk().journal().generation(key);
+        let generation = self.desk().journal().generation(of);
         if generation > 0 {
             idempotency_key = format!("{idempotency_key}~{}", generation + 1);
         }

@@ -173,6 +173,11 @@ impl StoreError {
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable(_))
     }
+
+    /// Whether the server ended the transaction because it and another waited for each other.
+    pub(crate) fn is_deadlock(&self) -> bool {
+        matches!(self, Self::Unavailable(why) if why.contains("40P01"))
+    }
 }
 
 /// A task is in the store.

@@ -24,6 +24,9 @@ use crate::task::{Deadline, NewTask, State, TaskId, timestamp};
 /// Where the outcomes of children arrive.
 pub(crate) const CHILD: &str = "child/";
 
+/// How the names of steps that make children begin.
+pub(crate) const SPAWN: &str = "spawn ";
+
 /// A task that this run made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Child {
@@ -50,7 +53,7 @@ impl Run {
     /// Makes many at once, in one step.
     pub async fn spawn_all(&self, tasks: Vec<NewTask>) -> Result<Vec<Child>, TaskError> {
         let Some(first) = tasks.first() else { return Ok(Vec::new()) };
-        let name = format!("spawn {}", first.handler);
+        let name = format!("{SPAWN}{}", first.handler);
         self.step_with(name, move |context| self.submit_children(context, tasks.clone())).await
     }
 
@@ -129,7 +132,7 @@ impl Run {
             return Ok(futures_util::future::join_all(children.into_iter().map(|child| self.join(child))).await);
         }
         let one = |(number, task): (usize, NewTask)| async move {
-            let name = format!("spawn {}", task.handler);
+            let name = format!("{SPAWN}{}", task.handler);
             let spawned = self
                 .step_with(name, move |context| self.submit_children(context, vec![task.clone()]))
                 .key(number.to_string())

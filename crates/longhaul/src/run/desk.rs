@@ -51,6 +51,12 @@ impl<'a> Asking<'a> {
     }
 }
 
+/// The part of the journal that a checkpoint begins, and what it kept for it.
+pub(super) struct Begun {
+    pub(super) part: u32,
+    pub(super) kept: Vec<(String, Box<RawValue>)>,
+}
+
 /// What an operation is told when its turn has come.
 pub(super) enum Turn {
     /// It was recorded; this is its outcome.
@@ -81,6 +87,8 @@ enum Stage {
     Granted,
     /// Under way; `effect` may not happen twice and must be recorded if at all possible.
     Working,
+    /// Between two tries: no effect is under way.
+    Resting,
     Waiting(Waiting),
     Released(Result<Box<RawValue>, TaskError>),
 }
@@ -175,6 +183,8 @@ pub(super) struct Desk {
     /// What was done is being undone: only that is written.
     undoing: bool,
     asked: u64,
+    /// Something has to know the journal before it goes on.
+    wants_journal: bool,
     /// Operations that were dropped before they had their outcome.
     left: HashSet<Key>,
 }
@@ -203,6 +213,7 @@ impl Desk {
             undos: HashMap::new(),
             undoing: false,
             asked: 0,
+            wants_journal: false,
             left: HashSet::new(),
         }
     }
@@ -280,6 +291,20 @@ impl Desk {
         }
     }
 
+    /// No effect of the operation is under way for a while.
+    pub(super) fn rest(&mut self, key: &Key) {
+        if let Some(ticket) = self.tickets.get_mut(key) {
+            ticket.stage = Stage::Resting;
+        }
+    }
+
+    /// An effect of the operation is about to start.
+    pub(super) fn work(&mut self, key: &Key) {
+        if let Some(ticket) = self.tickets.get_mut(key).filter(|ticket| matches!(ticket.stage, Stage::Resting)) {
+            ticket.stage = Stage::Working;
+        }
+    }
+
     /// The operation's wait is over by itself: something of it is under way again.
     pub(super) fn stop_waiting(&mut self, key: &Key) {
         if let Some(ticket) = self.tickets.get_mut(key).filter(|ticket| matches!(ticket.stage, Stage::Waiting(_)))
@@ -320,7 +345,7 @@ impl Desk {
 
     /// The operation is over, or was dropped.
     pub(super) fn leave(&mut self, key: &Key) {
-        let given = |ticket: Ticket| matches!(ticket.stage, Stage::Released(_) | Stage::Working);
+        let given = |ticket: Ticket| matches!(ticket.stage, Stage::Released(_) | Stage::Working | Stage::Resting);
         if !self.tickets.remove(key).is_some_and(given) {
             self.left.insert(key.clone());
         }
@@ -382,21 +407,35 @@ impl Desk {
         }
         self.outgoing.checkpoint = Some(checkpoint);
         Ok(Some(self.record(
-            Record::Checkpoint { part },
+            // What is kept is known when it is written.
+            Record::Checkpoint { part, kept: Vec::new() },
             [NewEvent::new("checkpoint.saved", serde_json::json!({"part": part}))],
         )))
     }
 
     /// Goes on from a checkpoint that begins `part` at event `seq`. A journal that was not read
     /// yet is read from there only, with `state` as the task's state.
-    pub(super) fn resume_at(&mut self, part: u32, seq: u64, state: Option<(u64, AgentState)>) {
+    pub(super) fn resume_at(&mut self, checkpoint: Begun, seq: u64, state: Option<(u64, AgentState)>) {
+        let Begun { part, kept } = checkpoint;
         self.part = part;
         if self.loaded {
             self.journal.skip_to(part);
+            self.journal.restore_arrivals(part);
             self.live = self.journal.is_used_up();
         } else {
-            self.journal.begin_at(part, seq, state);
+            self.journal.begin_at(part, seq, kept, state);
         }
+    }
+
+    /// Waits until the journal was read.
+    pub(super) fn poll_loaded(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.loaded {
+            return Poll::Ready(());
+        }
+        self.wants_journal = true;
+        // The handler is polled again when it was read.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Whether the journal was read.
@@ -413,7 +452,11 @@ impl Desk {
     /// Decides what to do now that the handler is pending.
     pub(super) fn next(&mut self) -> Next {
         if !self.loaded {
-            return if self.tickets.is_empty() { self.next_write().unwrap_or(Next::Wait) } else { Next::Load };
+            return if self.tickets.is_empty() && !self.wants_journal {
+                self.next_write().unwrap_or(Next::Wait)
+            } else {
+                Next::Load
+            };
         }
         if self.release() || self.start() {
             return Next::Poll;
@@ -553,12 +596,16 @@ impl Desk {
     /// Turns to undoing: the handler is gone, and nothing of it is under way.
     pub(super) fn begin_undo(&mut self) {
         self.tickets.clear();
+        // What was gathered to go forward is not wanted any more.
+        self.outgoing.keep_settled();
         (self.closing, self.ended, self.undoing, self.live) = (false, true, true, true);
     }
 
     /// Whether how to undo it is known of every step that is to be undone.
     pub(super) fn knows_undos(&self) -> bool {
-        self.loaded && self.journal.undoable().iter().all(|(key, _)| self.undos.contains_key(key))
+        self.loaded
+            && !self.journal.began_late()
+            && self.journal.undoable_keys().all(|key| self.undos.contains_key(key))
     }
 
     /// How to undo a step.
@@ -595,13 +642,18 @@ impl Desk {
             outgoing.keep_settled();
         }
         self.number_patches(&mut outgoing);
+        for record in &mut outgoing.records {
+            if let Record::Checkpoint { kept, .. } = record {
+                *kept = self.journal.kept();
+            }
+        }
         self.commits += 1;
         self.batch += 1;
         self.commit_under_way = true;
         self.suspending = matches!(outcome, Some(Outcome::Suspended { .. }));
-        // A patch carries the version it makes and a suspend must not miss a wake-up, so both
-        // are made from the newest of the log.
-        let from_newest = self.suspending || !outgoing.patches.is_empty();
+        // A patch carries the version it makes, a checkpoint what was not given to the handler, and a
+        // suspend must not miss a wake-up: all are made from the newest of the log.
+        let from_newest = self.suspending || !outgoing.patches.is_empty() || outgoing.checkpoint.is_some();
         let recorded = outgoing.records.iter().any(|record| matches!(record, Record::Done { .. }));
         let undoable = outgoing.records.iter().any(|record| {
             matches!(record, Record::Done { undoable: true, .. } | Record::Intent { undoable: true, .. })

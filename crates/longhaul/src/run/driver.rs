@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::desk::Next;
+use super::journal::Journal;
 use super::undo::{Report, undo_all};
 use super::{Run, Signals};
 use crate::engine::Engine;
@@ -65,6 +66,8 @@ enum End {
         error: TaskError,
         report: Report,
     },
+    /// The engine could not go on with a task that must be undone; another run does, later.
+    Interrupted(TaskError),
     /// The task will end so, but how to undo what it did is not known here: another run finds out.
     UndoElsewhere {
         state: State,
@@ -135,11 +138,36 @@ impl Driver {
         };
         if !self.run.desk().is_loaded() {
             tokio::select! {
-                loaded = self.load() => if loaded.is_err() { return Ok(None) },
+                loaded = self.load() => if let Err(error) = loaded { return Err(End::Interrupted(error)) },
                 end = self.interrupted() => return Err(end),
             }
         }
+        if self.run.desk().journal().began_late() {
+            // What lies before the checkpoint was not read; another run reads it.
+            let whole = tokio::select! {
+                whole = self.whole_journal() => whole,
+                end = self.interrupted() => return Err(end),
+            };
+            return match whole {
+                Ok(whole) => Ok(whole.has_undoable().then_some(ending)),
+                Err(error) => Err(End::Interrupted(error)),
+            };
+        }
         Ok(self.run.desk().journal().has_undoable().then_some(ending))
+    }
+
+    /// The journal from its beginning.
+    async fn whole_journal(&self) -> Result<Journal, TaskError> {
+        let mut journal = Journal::default();
+        loop {
+            let after = journal.seen();
+            let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after)).await;
+            let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
+            if rows.is_empty() {
+                return Ok(journal);
+            }
+            journal.read(&rows)?;
+        }
     }
 
     /// Undoes what was done.
@@ -162,11 +190,7 @@ impl Driver {
                 let report = serde_json::from_str(report.get()).unwrap_or_default();
                 End::Undone { state, error, report }
             }
-            // The engine could not go on; another run does.
-            End::Returned(Err(error)) => {
-                tracing::warn!(task = %self.run.id(), %error, "undoing was interrupted");
-                End::HandBack
-            }
+            End::Returned(Err(error)) => End::Interrupted(error),
             end => end,
         }
     }
@@ -198,14 +222,12 @@ impl Driver {
             end = self.interrupted() => return end,
         };
         if let Err(error) = replayed {
-            return End::Returned(Err(error));
+            return End::Interrupted(error);
         }
         let ending = self.run.desk().journal().undoing().cloned();
         let Some((state, error)) = ending else {
-            return End::Returned(Err(TaskError::fatal(
-                "journal_damaged",
-                "it is not recorded why the task undoes",
-            )));
+            let why = "it is not recorded why the task undoes";
+            return End::Interrupted(TaskError::fatal("journal_damaged", why));
         };
         self.run.desk().begin_undo();
         self.undo_all(state, error).await
@@ -486,6 +508,7 @@ impl Driver {
             End::DeadlineExceeded => self.failed_for_good(self.deadline_error(), false),
             End::HandBack | End::LeaseOver => self.handed_back(),
             End::Undone { state, error, report } => self.undone(*state, error, report),
+            End::Interrupted(error) => self.interrupted_by(error),
             End::UndoElsewhere { state, error } => self.undo_elsewhere(*state, error),
         };
         let other = match self.offer(commit).await {
@@ -578,6 +601,15 @@ impl Driver {
         .caused_by(error.clone());
         self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": error})));
         self.failed_for_good(error, false)
+    }
+
+    /// Tries again later; nothing of what has to be undone is given up.
+    fn interrupted_by(&self, error: &TaskError) -> Commit {
+        tracing::warn!(task = %self.run.id(), %error, "undoing was interrupted");
+        let after = self.manners.retry.delay(self.run.inner.lease.attempts + 1);
+        let event = self.run.progress_event("compensating", 0, 0, None, &error.message);
+        let outcome = Outcome::Retry { error: error.clone(), after };
+        self.run.desk().end_commit(false, Some(event), None, outcome)
     }
 
     /// Leaves the undoing to a run that replays the handler first.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde_json::value::RawValue;
 
-use super::child::CHILD;
+use super::child::{CHILD, Child, SPAWN};
 use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::record::{Decision, Effect, Op, Record, records_of};
@@ -19,14 +19,17 @@ use crate::task::State;
 /// Which operation: the part of the journal and the name in it.
 pub(super) type Key = (u32, String);
 
+/// What arrived and was not given to the handler when a checkpoint was taken: address and message.
+pub(super) type Kept = Vec<(String, Box<RawValue>)>;
+
 /// Where grants of locks arrive.
 const LOCK: &str = "lock/";
 /// Where decisions on approvals arrive.
 pub(crate) const APPROVAL: &str = "approval/";
 
-/// What the undo of a step is called.
-pub(super) fn undo_name(step: &str) -> String {
-    format!("undo {step}")
+/// What the undo of a step is called, in whichever part of the journal it is recorded.
+pub(super) fn undo_name((part, step): &Key) -> String {
+    if *part == 0 { format!("undo {step}") } else { format!("undo {part}/{step}") }
 }
 
 /// What was recorded of an operation that ended.
@@ -48,6 +51,8 @@ pub(super) struct Unfinished {
     pub(super) wait: Option<(Option<i64>, Option<String>)>,
     /// It can be undone once it is known to have happened.
     pub(super) undoable: bool,
+    /// It was decided to give it up; until the task is opened again nobody is asked.
+    given_up: bool,
 }
 
 /// Something that came from outside.
@@ -73,6 +78,10 @@ pub(super) struct Journal {
     state_version: u64,
     /// What came from outside and was not given to the handler yet, by address.
     arrivals: HashMap<String, VecDeque<Arrival>>,
+    /// Where each part begins, and what had arrived and was not given to the handler then.
+    checkpoints: HashMap<u32, (u64, Kept)>,
+    /// The past before a checkpoint was not read.
+    began_late: bool,
     /// Steps that were completed, can be undone and were not, with their results, by the order of
     /// their completion.
     undoable: BTreeMap<u64, (Key, Box<RawValue>)>,
@@ -138,9 +147,12 @@ impl Journal {
                 let entry = self.unfinished.entry((part, step)).or_default();
                 (entry.tries, entry.doubt) = (attempt, Some(error));
             }
-            Record::Decided { step, decision, reason, .. } => self.decide((part, step), decision, reason),
+            Record::Decided { step, decision, reason, .. } => self.decide(self.in_doubt(step), decision, reason),
             Record::Patched { patch, version } => self.patches.push_back((self.order, patch, version)),
-            Record::Checkpoint { part } => self.part = part,
+            Record::Checkpoint { part, kept } => {
+                self.part = part;
+                self.checkpoints.insert(part, (self.order, kept));
+            }
             Record::Reopened { resumed } => self.reopen(resumed),
             Record::Wait { step, until, id, .. } => {
                 self.unfinished.entry((part, step)).or_default().wait = Some((until, id));
@@ -167,18 +179,17 @@ impl Journal {
         self.recorded.retain(|_, recorded| recorded.outcome.is_ok());
         for unfinished in self.unfinished.values_mut() {
             unfinished.tries = 0;
+            unfinished.given_up = false;
         }
         if !resumed {
             return;
         }
         self.undoing = None;
         for key in std::mem::take(&mut self.undone) {
-            let undo = (key.0, undo_name(&key.1));
             self.recorded.remove(&key);
-            self.recorded.remove(&undo);
-            *self.generations.entry(undo).or_default() += 1;
             *self.generations.entry(key).or_default() += 1;
         }
+        self.recorded.retain(|_, recorded| recorded.op != Some(Op::Undo));
         // An approval was for the run it was given to.
         self.arrivals.retain(|at, _| !at.starts_with(APPROVAL));
         self.recorded.retain(|_, recorded| recorded.op != Some(Op::Approval));
@@ -188,9 +199,15 @@ impl Journal {
     fn arrive(&mut self, at: String, message: Box<RawValue>) {
         let opened = self.opened;
         let arrivals = self.arrivals.entry(at.clone()).or_default();
-        if at.starts_with(CHILD) && arrivals.back().is_some_and(|last| last.opened < opened) {
-            // A child that was resumed after its parent was: how it ended before no longer counts.
-            arrivals.clear();
+        if let Some(last) = arrivals.back().filter(|_| at.starts_with(CHILD)) {
+            if last.message.get() == message.get() {
+                // Told again, because the parent had ended when it was told first.
+                return;
+            }
+            if last.opened < opened {
+                // It was resumed after its parent was: how it ended before no longer counts.
+                arrivals.clear();
+            }
         }
         arrivals.push_back(Arrival { order: self.order, message, opened });
     }
@@ -216,12 +233,20 @@ impl Journal {
 
     /// What a fork of the task takes over, in its order: what was recorded well and not undone, what
     /// arrived, and changes of the state. Approvals and locks are not passed on.
-    fn legacy(self) -> Vec<Record> {
+    fn legacy(self, undone: &[Key]) -> Vec<Record> {
         let mut all: Vec<(u64, Record)> = Vec::new();
         for ((part, step), recorded) in self.recorded {
             let Ok(result) = recorded.outcome else { continue };
             let op = recorded.op.unwrap_or(Op::Step);
-            if !self.undone.contains(&(part, step.clone())) {
+            // Children that had not ended then would never be heard of: the fork makes its own.
+            let unheard = |child: &Child| !self.arrivals.contains_key(&format!("{CHILD}{}", child.id));
+            let children: Vec<Child> = match step.starts_with(SPAWN) {
+                true => serde_json::from_str(result.get()).unwrap_or_default(),
+                false => Vec::new(),
+            };
+            let key = (part, step);
+            if !undone.contains(&key) && !children.iter().any(unheard) && op != Op::Undo {
+                let (part, step) = key;
                 all.push((recorded.order, Record::Inherited { part, step, op, result }));
             }
         }
@@ -243,6 +268,11 @@ impl Journal {
         self.undoable.values().rev().cloned().collect()
     }
 
+    /// Which steps can be undone.
+    pub(super) fn undoable_keys(&self) -> impl Iterator<Item = &Key> {
+        self.undoable.values().map(|(key, _)| key)
+    }
+
     /// Whether anything has to be undone should the task fail, or may have to be.
     pub(super) fn has_undoable(&self) -> bool {
         !self.undoable.is_empty() || !self.undoable_in_doubt().is_empty()
@@ -255,7 +285,8 @@ impl Journal {
 
     /// Steps that can be undone if they happened, which is not known.
     pub(super) fn undoable_in_doubt(&self) -> Vec<Key> {
-        let doubtful = |unfinished: &Unfinished| unfinished.undoable && unfinished.doubt.is_some();
+        let doubtful =
+            |unfinished: &Unfinished| unfinished.undoable && unfinished.doubt.is_some() && !unfinished.given_up;
         let doubtful = self.unfinished.iter().filter(|(_, unfinished)| doubtful(unfinished));
         let mut keys: Vec<Key> = doubtful.map(|(key, _)| key.clone()).collect();
         keys.sort();
@@ -270,6 +301,14 @@ impl Journal {
     /// How often the step was undone and let start again.
     pub(super) fn generation(&self, key: &Key) -> u32 {
         self.generations.get(key).copied().unwrap_or(0)
+    }
+
+    /// The step of this name that is in doubt; the newest, if several are.
+    fn in_doubt(&self, step: String) -> Key {
+        let doubtful =
+            self.unfinished.iter().filter(|((_, name), unfinished)| *name == step && unfinished.doubt.is_some());
+        let part = doubtful.map(|((part, _), _)| *part).max().unwrap_or(self.part);
+        (part, step)
     }
 
     fn decide(&mut self, key: Key, decision: Decision, reason: Option<String>) {
@@ -298,7 +337,7 @@ impl Journal {
                 self.end(key.clone(), None, Err(error));
                 // It is still not known whether the effect happened: should the task be opened
                 // again, the question comes back.
-                self.unfinished.insert(key, Unfinished { tries: 0, ..unfinished });
+                self.unfinished.insert(key, Unfinished { tries: 0, given_up: true, ..unfinished });
             }
         }
     }
@@ -366,10 +405,53 @@ impl Journal {
         self.unfinished.retain(|(of, _), _| *of >= part);
     }
 
+    /// What had arrived before a checkpoint is as it was then: what was given to the handler is not
+    /// given again.
+    pub(super) fn restore_arrivals(&mut self, part: u32) {
+        let Some((at, kept)) = self.checkpoints.get(&part).cloned() else { return };
+        for arrivals in self.arrivals.values_mut() {
+            arrivals.retain(|arrival| arrival.order > at);
+        }
+        self.arrivals.retain(|_, arrivals| !arrivals.is_empty());
+        self.keep(kept);
+    }
+
+    /// Puts what was kept by a checkpoint before everything that came later.
+    fn keep(&mut self, kept: Kept) {
+        for (order, (at, message)) in kept.into_iter().enumerate().rev() {
+            let arrival = Arrival { order: order as u64, message, opened: 0 };
+            self.arrivals.entry(at).or_default().push_front(arrival);
+        }
+    }
+
+    /// What arrived and was not given to the handler, in its order.
+    pub(super) fn kept(&self) -> Kept {
+        let all =
+            self.arrivals.iter().flat_map(|(at, arrivals)| arrivals.iter().map(move |arrival| (at, arrival)));
+        let mut all: Vec<(&String, &Arrival)> = all.collect();
+        all.sort_by_key(|(_, arrival)| arrival.order);
+        all.into_iter().map(|(at, arrival)| (at.clone(), arrival.message.clone())).collect()
+    }
+
+    /// Whether the past before a checkpoint was not read.
+    pub(super) fn began_late(&self) -> bool {
+        self.began_late
+    }
+
     /// Begins with a part in the middle of the log, whose past is not read.
-    pub(super) fn begin_at(&mut self, part: u32, seq: u64, state: Option<(u64, AgentState)>) {
+    pub(super) fn begin_at(
+        &mut self,
+        part: u32,
+        seq: u64,
+        kept: Kept,
+        state: Option<(u64, AgentState)>,
+    ) {
         self.part = part;
         self.seen = seq;
+        self.began_late = true;
+        // What was kept comes before everything that is read from here on.
+        self.order = kept.len() as u64;
+        self.keep(kept);
         if let Some((version, state)) = state {
             (self.state_version, self.state) = (version, state);
         }
@@ -384,19 +466,30 @@ impl Journal {
 /// What a fork from `step` on takes over of a task with this log; `None` when the log does not know
 /// the step.
 pub(crate) fn prefix(rows: &[LogRow], step: &str) -> Result<Option<Vec<Record>>, TaskError> {
-    let mut journal = Journal::default();
+    let mut records = Vec::new();
     for row in rows {
-        let records = records_of(row).map_err(|error| {
+        records.extend(records_of(row).map_err(|error| {
             TaskError::fatal("journal_damaged", format!("row {} of the log cannot be read: {error}", row.seq))
-        })?;
-        for record in records {
-            if record.step() == Some(step) {
-                return Ok(Some(journal.legacy()));
-            }
-            journal.take(record);
-        }
+        })?);
     }
-    Ok(None)
+    // Since the task was resumed last, if it got that far again.
+    let resumed = records.iter().rposition(|record| matches!(record, Record::Reopened { resumed: true }));
+    let is_it = |record: &Record| record.step() == Some(step);
+    let since = resumed.unwrap_or(0);
+    let again = records[since..].iter().position(is_it).map(|place| since + place);
+    let Some(cut) = again.or_else(|| records.iter().position(is_it)) else { return Ok(None) };
+    let undone: Vec<Key> = records[cut..]
+        .iter()
+        .filter_map(|record| match record {
+            Record::Undone { part, step } => Some((*part, step.clone())),
+            _ => None,
+        })
+        .collect();
+    let mut journal = Journal::default();
+    for record in records.drain(..cut) {
+        journal.take(record);
+    }
+    Ok(Some(journal.legacy(&undone)))
 }
 
 /// The effect class that decides whether an interrupted try is in doubt.
@@ -470,7 +563,7 @@ mod tests {
     fn names_after_a_checkpoint_are_new_names() {
         let mut journal = Journal::default();
         journal.take(done("think"));
-        journal.take(Record::Checkpoint { part: 1 });
+        journal.take(Record::Checkpoint { part: 1, kept: Vec::new() });
         assert!(journal.recorded(&(1, "think".into())).is_none());
         journal.take(done("think"));
         journal.skip_to(1);

@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use super::desk::Begun;
 use super::driver::patiently;
 use super::{CheckpointPolicy, Run};
 use crate::error::TaskError;
@@ -11,6 +12,7 @@ use crate::record::{Record, records_of};
 use crate::state::AgentState;
 use crate::store::clock::micros;
 use crate::store::{Checkpoint, StoreError};
+use crate::task::Phase;
 
 /// The newest checkpoint that can be trusted; everything before it need not be replayed.
 pub(super) async fn resume<S: DeserializeOwned>(
@@ -18,14 +20,18 @@ pub(super) async fn resume<S: DeserializeOwned>(
     version: u32,
     policy: CheckpointPolicy,
 ) -> Result<Option<S>, TaskError> {
+    if run.inner.lease.phase == Phase::Compensating {
+        // What is to be undone may lie before any checkpoint.
+        return Ok(None);
+    }
     let store = &run.inner.engine.store;
     let checkpoints = patiently(|| store.checkpoints(run.id())).await.map_err(store_error)?;
     for checkpoint in checkpoints {
         let refused = match check(run, &checkpoint, version, policy) {
             Ok(snapshot) => match part_of(run, &checkpoint).await? {
-                Some(part) => {
+                Some(begun) => {
                     let state = if run.desk().is_loaded() { None } else { state_of(run).await? };
-                    run.desk().resume_at(part, checkpoint.seq, state);
+                    run.desk().resume_at(begun, checkpoint.seq, state);
                     return Ok(Some(snapshot));
                 }
                 None => "the log does not know it".to_owned(),
@@ -73,12 +79,12 @@ async fn state_of(run: &Run) -> Result<Option<(u64, AgentState)>, TaskError> {
 }
 
 /// The part of the journal that a checkpoint begins.
-async fn part_of(run: &Run, checkpoint: &Checkpoint) -> Result<Option<u32>, TaskError> {
+async fn part_of(run: &Run, checkpoint: &Checkpoint) -> Result<Option<Begun>, TaskError> {
     let after = checkpoint.seq.saturating_sub(1);
     let rows = patiently(|| run.inner.engine.store.log(run.id(), after)).await.map_err(store_error)?;
     let Some(row) = rows.first().filter(|row| row.last_seq() == checkpoint.seq) else { return Ok(None) };
     Ok(records_of(row).unwrap_or_default().into_iter().find_map(|record| match record {
-        Record::Checkpoint { part } => Some(part),
+        Record::Checkpoint { part, kept } => Some(Begun { part, kept }),
         _ => None,
     }))
 }

@@ -195,7 +195,7 @@ where
                         Some(true) => break,
                         // It did not: a failed try like any other.
                         Some(false) if self.policy.allows(tries) => {
-                            tokio::time::sleep(self.policy.delay(tries)).await;
+                            operation.rest(self.policy.delay(tries)).await;
                         }
                         Some(false) => {
                             let error = step_failed(&operation.key.1, tries, why);
@@ -244,6 +244,7 @@ where
         let name = &operation.key.1;
         let started = run.now_micros();
         let begun = NewEvent::of_step("step.started", name, json!({"attempt": attempt})).at(started);
+        run.desk().rest(&operation.key);
         run.may_start_effect().await;
         if self.effect.needs_intent() {
             operation
@@ -253,6 +254,7 @@ where
             run.desk().tell(begun);
         }
         run.may_start_effect().await;
+        run.desk().work(&operation.key);
         let work = (self.work)(run.context(&operation.key, attempt));
         let outcome = match self.timeout {
             None => work.await,
@@ -300,7 +302,7 @@ where
                 [failed, progress],
             )
             .await;
-        tokio::time::sleep(delay).await;
+        operation.rest(delay).await;
         Tried::Again
     }
 }
@@ -384,6 +386,13 @@ impl Operation {
     pub(super) async fn record(&self, record: Record, events: impl IntoIterator<Item = NewEvent>) {
         let batch = self.run.desk().record(record, events);
         self.on_disk(batch).await;
+    }
+
+    /// Waits before the next try; a cancel need not wait for that.
+    async fn rest(&self, delay: Duration) {
+        self.run.desk().rest(&self.key);
+        tokio::time::sleep(delay).await;
+        self.run.desk().work(&self.key);
     }
 
     pub(super) async fn on_disk(&self, batch: u64) {

@@ -78,7 +78,8 @@ async fn undo_one(
     result: &RawValue,
     undo: Option<Undo>,
 ) -> Result<Result<(), TaskError>, TaskError> {
-    let key = (step.0, undo_name(&step.1));
+    // Recorded in the newest part, whichever the step was in.
+    let key = (run.desk().journal().newest_part(), undo_name(step));
     run.desk().ask_again(&key, Op::Undo)?;
     let operation = Operation { run: run.clone(), key, op: Op::Undo };
     let mut undo = undo;
@@ -98,7 +99,7 @@ async fn undo_one(
         loop {
             tries += 1;
             let started = run.now_micros();
-            let error = match operation.try_undo(undo, result, tries, started).await {
+            let error = match operation.try_undo(step, undo, result, tries, started).await {
                 Ok(()) => {
                     operation.undone(step, started, tries).await;
                     break;
@@ -117,6 +118,7 @@ async fn undo_one(
 impl Operation {
     async fn try_undo(
         &self,
+        step: &Key,
         undo: &mut Undo,
         result: &RawValue,
         attempt: u32,
@@ -125,8 +127,9 @@ impl Operation {
         self.run.may_start_effect().await;
         let begun = NewEvent::of_step("step.started", &self.key.1, json!({"attempt": attempt, "kind": "undo"}));
         self.run.desk().tell(begun.at(started));
-        let work = (undo.work)(self.run.context(&self.key, attempt), result);
-        let work = AssertUnwindSafe(work).catch_unwind();
+        let context = self.run.context_of(&(step.0, undo_name(step)), step, attempt);
+        // The function itself may panic, before there is a future.
+        let work = AssertUnwindSafe(async { (undo.work)(context, result).await }).catch_unwind();
         let outcome = match undo.timeout {
             None => work.await,
             Some(limit) => match tokio::time::timeout(limit, work).await {

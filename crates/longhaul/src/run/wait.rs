@@ -99,6 +99,9 @@ impl Run {
 
     /// Puts something to a person, once, and waits for what they say.
     async fn ask_person(&self, operation: &Operation, put: Put) -> Result<Box<RawValue>, TaskError> {
+        if put.text.contains('\0') {
+            return Err(TaskError::fatal("bad_arguments", "what is asked must have no NUL"));
+        }
         loop {
             let started = match operation.turn().await {
                 Turn::Recorded(outcome) => return outcome,

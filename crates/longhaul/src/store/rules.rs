@@ -56,6 +56,8 @@ pub(crate) struct Head {
     pub(crate) finished_at: Option<i64>,
     /// Something was done that is undone if the task fails.
     pub(crate) undoable: bool,
+    /// It ended, and its parent was not told yet.
+    pub(crate) untold: bool,
 }
 
 /// What a decision changes: the new head, and what is added to the log (its numbers follow
@@ -424,9 +426,18 @@ pub(crate) fn control(
                 State::Completed | State::Failed => {
                     return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
                 }
-                // It ends already, or is being undone.
                 State::Running if head.cancel.is_some() => return Ok(None),
-                _ if head.phase == Phase::Compensating => return Ok(None),
+                // It is being undone already; what is below it still has to end.
+                _ if head.phase == Phase::Compensating => {
+                    if head.cancel.is_some() {
+                        return Ok(None);
+                    }
+                    events.push(NewEvent::new(
+                        "task.cancel_requested",
+                        json!({"by": cancel.by, "reason": cancel.reason}),
+                    ));
+                    head.cancel = Some(cancel);
+                }
                 State::Running => {
                     events.push(NewEvent::new(
                         "task.cancel_requested",
@@ -517,6 +528,11 @@ pub(crate) fn control(
                     head.state
                 )));
             }
+            if head.untold {
+                return Err(ControlRefused::WrongState(
+                    "its parent has not been told yet how it ended; try again in a moment".to_owned(),
+                ));
+            }
         }
     }
     Ok(Some(Change { entry: LogEntry::new(&events, &records), head }))
@@ -583,6 +599,9 @@ pub(crate) fn answer(
     let id = ask.id.clone();
     let (status, reason, message, event) = match &control.action {
         Action::Approve { approve, reason, digest, .. } => {
+            if reason.as_ref().is_some_and(|reason| reason.contains('\0')) {
+                return Err(Invalid::new("reason", "must have no NUL").into());
+            }
             if digest.as_ref().is_some_and(|digest| *digest != ask.digest) {
                 return refuse(format!(
                     "it was asked for something else (digest {}); look at it again and decide about that",
@@ -598,6 +617,9 @@ pub(crate) fn answer(
             (status, reason.clone(), to_raw_value(&message), event)
         }
         Action::Answer { answer, .. } => {
+            if answer.contains('\0') {
+                return Err(Invalid::new("answer", "must have no NUL").into());
+            }
             if answer.len() > MAX_MESSAGE_BYTES {
                 let problem = format!("has {} bytes; at most {MAX_MESSAGE_BYTES} are accepted", answer.len());
                 return Err(Invalid::new("answer", problem).into());
@@ -671,6 +693,7 @@ mod tests {
             error: None,
             finished_at: None,
             undoable: false,
+            untold: false,
         }
     }
 

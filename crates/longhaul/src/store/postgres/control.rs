@@ -16,11 +16,26 @@ use crate::store::clock::micros;
 use crate::store::rules::{self, Change, Head};
 use crate::store::{Action, Ask, Control, ControlRefused, Controlled, QueueSettings, StoreError};
 
+/// How often a request is repeated that the server ended to break a deadlock.
+const DEADLOCKS: usize = 5;
+
 type Answer = Result<Controlled, ControlRefused>;
 
 /// The requests are decided one after the other, each on what the ones before it left, and written
 /// together.
 pub(super) async fn control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Answer>, StoreError> {
+    // A cancel locks a tree from the top, a commit its batch in the order of ids: should they wait for
+    // each other, the server ends one of them, and nothing of it happened.
+    for _ in 0..DEADLOCKS {
+        match try_control(store, batch).await {
+            Err(error) if error.is_deadlock() => tracing::debug!(%error, "trying again"),
+            answer => return answer,
+        }
+    }
+    try_control(store, batch).await
+}
+
+async fn try_control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Answer>, StoreError> {
     let tasks: BTreeSet<Uuid> = batch.iter().map(|control| control.task.0).collect();
     let tasks: Vec<Uuid> = tasks.into_iter().collect();
     let tx = store.tx().await?;
@@ -36,6 +51,7 @@ pub(super) async fn control(store: &PostgresStore, batch: &[Control]) -> Result<
         removed: Vec::new(),
         asks: asks(&tx, batch).await?,
         answered: Vec::new(),
+        resumed: Vec::new(),
     };
     let answers = batch.iter().map(|control| desk.decide(control)).collect();
 
@@ -49,9 +65,24 @@ pub(super) async fn control(store: &PostgresStore, batch: &[Control]) -> Result<
     if !desk.removed.is_empty() {
         state::remove(&tx, &desk.removed).await?;
     }
+    if !desk.resumed.is_empty() {
+        open_again(&tx, &desk.resumed).await?;
+        desk.decided.told.due = true;
+    }
     tx.commit().await?;
     store.tell(desk.decided.told);
     Ok(answers)
+}
+
+/// What resumed tasks need beside their rows: what was asked before counts no longer, what their
+/// children came to is told again, and no snapshot tells of what was undone.
+async fn open_again(tx: &Tx, resumed: &[Head]) -> Result<(), StoreError> {
+    let ids = |heads: &mut dyn Iterator<Item = &Head>| heads.map(|head| head.id.0).collect::<Vec<Uuid>>();
+    let (all, undone) = (ids(&mut resumed.iter()), ids(&mut resumed.iter().filter(|head| head.undoable)));
+    tx.execute(include_str!("sql/resume_asks.sql"), &[&all]).await?;
+    tx.execute(include_str!("sql/resume_children.sql"), &[&all]).await?;
+    tx.execute("DELETE FROM checkpoints WHERE task = ANY ($1::uuid[])", &[&undone]).await?;
+    Ok(())
 }
 
 /// How much waiting a step of priority is worth, by queue; read only when a priority changes.
@@ -93,6 +124,7 @@ struct Desk {
     /// What is asked of people in tasks that someone answers.
     asks: Vec<Ask>,
     answered: Vec<Ask>,
+    resumed: Vec<Head>,
 }
 
 impl Desk {
@@ -120,6 +152,9 @@ impl Desk {
             action => {
                 if let Action::Patch { patch, version: expected } = action {
                     version = self.patch(&mut change, control, patch, *expected)?;
+                }
+                if matches!(action, Action::Resume) {
+                    self.resumed.push(head.clone());
                 }
                 let head = self.decided.add(&head, change);
                 self.heads.insert(head.id.0, head);

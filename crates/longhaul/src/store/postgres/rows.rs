@@ -97,6 +97,7 @@ pub(super) fn head(row: &Row) -> Result<Head, StoreError> {
         error: get_json(row, 19)?,
         finished_at: row.try_get(20)?,
         undoable: row.try_get(21)?,
+        untold: row.try_get(22)?,
     })
 }
 

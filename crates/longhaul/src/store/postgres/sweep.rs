@@ -117,7 +117,7 @@ async fn tell_parents(store: &PostgresStore, limit: i64) -> Result<usize, StoreE
     let children: Vec<Uuid> = children.into_iter().collect();
     let told = tx
         .rows(
-            "UPDATE tasks SET untold = false WHERE id = ANY ($1::uuid[]) AND untold \
+            "UPDATE tasks SET untold = false WHERE id = ANY ($1::uuid[]) AND untold AND state >= 3 \
              RETURNING id, parent, state, result, error",
             &[&children],
         )

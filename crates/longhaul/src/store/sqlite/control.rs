@@ -37,9 +37,30 @@ pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, Stor
             Err(refused) => return Ok(Err(refused)),
         },
         Action::Delete => super::sweep::remove(tx, head.id)?,
+        Action::Resume => {
+            tx.apply(&head, change)?;
+            open_again(tx, &head)?;
+        }
         _ => tx.apply(&head, change)?,
     }
     Ok(Ok(Controlled { state, changed: true, version }))
+}
+
+/// What a resumed task needs beside its row: what was asked before counts no longer, what its
+/// children came to is told again, and no snapshot tells of what was undone.
+fn open_again(tx: &mut Tx<'_>, head: &Head) -> Result<(), StoreError> {
+    let mut statements = vec![include_str!("sql/resume_asks.sql"), include_str!("sql/resume_children.sql")];
+    if head.undoable {
+        statements.push("DELETE FROM checkpoints WHERE task = ?1");
+    }
+    for statement in statements {
+        tx.sql
+            .prepare_cached(statement)
+            .and_then(|mut update| update.execute([Id::from(head.id)]))
+            .map_err(store_error)?;
+    }
+    tx.told.due = true;
+    Ok(())
 }
 
 fn patch_state(

@@ -83,6 +83,7 @@ pub(super) fn head(row: &Row<'_>) -> rusqlite::Result<Head> {
         error: json(row, 19)?,
         finished_at: row.get(20)?,
         undoable: row.get(21)?,
+        untold: row.get(22)?,
     })
 }
 

@@ -106,7 +106,7 @@ fn retain(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> {
     let old: Vec<TaskId> = tx
         .sql
         .prepare_cached(
-            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at < ? ORDER BY finished_at LIMIT ?",
+            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at < ? AND untold = 0 ORDER BY finished_at LIMIT ?",
         )
         .and_then(|mut select| {
             select.query_map((tx.now - retention, limit as i64), |row| rows::task_id(row, 0))?.collect()

@@ -22,12 +22,12 @@ written AS (
         waiting     = left(d.waiting, -1) || ',"since":"' || lh_time(now.now) || '"'
                       || coalesce(',"until":"' || lh_time(now.now + d.after) || '"', '') || '}',
         result      = d.result,
-        error       = CASE WHEN d.state IS NULL THEN t.error ELSE d.error END,
+        error       = CASE WHEN d.state IS NULL OR (d.error IS NULL AND t.phase = 1) THEN t.error ELSE d.error END,
         attempts    = t.attempts + d.attempts,
         finished_at = CASE WHEN d.state >= 3 THEN now.now END,
         undoable    = t.undoable OR d.undoable,
         phase       = CASE WHEN d.state >= 3 THEN 0 ELSE coalesce(d.phase, t.phase) END,
-        untold      = t.untold OR (d.state >= 3 AND t.parent IS NOT NULL),
+        untold      = d.state IS NOT NULL AND d.state >= 3 AND t.parent IS NOT NULL,
         owner       = CASE WHEN d.state IS NULL THEN t.owner END,
         claim_no    = CASE WHEN d.state IS NULL THEN t.claim_no END,
         lease_until = CASE WHEN d.state IS NULL THEN t.lease_until END

@@ -1,7 +1,7 @@
 -- Finished tasks past their retention; none when no retention is set.
 SELECT t.id
 FROM tasks t
-WHERE t.finished_at IS NOT NULL
+WHERE t.finished_at IS NOT NULL AND NOT t.untold
   AND t.finished_at <= (SELECT lh_now($1) - s.value::bigint FROM settings s WHERE s.name = 'retention')
 ORDER BY t.finished_at
 LIMIT $2
