@@ -53,7 +53,7 @@ pub use event::{Event, Progress};
 pub use feed::Events;
 pub use record::{Decision, Effect};
 pub use retry::RetryPolicy;
-pub use run::{Approval, Child, Risk, Run, StepContext};
+pub use run::{Approval, Child, Lock, Risk, Run, StepContext};
 pub use saga::Saga;
 pub use schedule::{Missed, Schedule, When};
 pub use state::{AgentState, StatePatch};

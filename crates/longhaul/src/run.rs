@@ -30,12 +30,14 @@ pub(crate) mod child;
 mod desk;
 pub(crate) mod driver;
 pub(crate) mod journal;
+pub(crate) mod lock;
 mod resume;
 mod step;
 mod undo;
 pub(crate) mod wait;
 
 pub use child::Child;
+pub use lock::{Acquire, Lock};
 pub use step::{Step, StepContext};
 pub use wait::{Approval, Approve, Question, Risk, Signal, Sleep};
 
@@ -43,7 +45,8 @@ use desk::{Asking, Desk, Turn};
 use journal::Key;
 
 /// Events that only the engine tells.
-const RESERVED: [&str; 8] = ["task.", "step.", "saga.", "state.", "checkpoint.", "approval.", "question.", "log."];
+const RESERVED: [&str; 9] =
+    ["task.", "step.", "saga.", "state.", "checkpoint.", "approval.", "question.", "lock.", "log."];
 
 /// What the worker tells a run while it runs.
 #[derive(Clone, Debug)]

@@ -31,6 +31,7 @@ use crate::task::{Invalid, NewTask, Phase, State, Task, TaskId, Waiting};
 pub(crate) mod batch;
 pub(crate) mod clock;
 pub(crate) mod hints;
+pub(crate) mod locks;
 pub(crate) mod migrate;
 pub(crate) mod postgres;
 pub(crate) mod rules;
@@ -66,10 +67,21 @@ pub trait Store: Send + Sync + 'static {
     /// Does what people and other programs ask of tasks: cancel, resume, decide, …
     async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError>;
 
+    /// Asks for a lock, or gives one back, for a run under its fence. What comes of it, now or
+    /// later, arrives in the task's log, in the transaction that changes the lock: a lock is given
+    /// to one task at a time, to who asked first, with a token larger than any before. Repeating a
+    /// change under the same address does nothing more. Not a batch: who wants the same lock
+    /// waits for each other anyway.
+    async fn lock(&self, change: &LockChange) -> Result<Result<Locked, CommitRefused>, StoreError>;
+
+    /// Takes the locks, and the places in line, of those of these tasks that have ended. The sweep
+    /// does the same, a moment later.
+    async fn let_go(&self, tasks: &[TaskId]) -> Result<(), StoreError>;
+
     /// Does what is due: takes back expired leases, readies tasks whose time has come, ends
-    /// those past their deadline, removes finished ones past their retention, submits the tasks of
-    /// schedules whose tick has come. At most `limit` of each kind. Anyone may call it at any time,
-    /// also several at once.
+    /// those past their deadline, passes on locks whose holder ended or had them for long enough,
+    /// removes finished tasks past their retention, submits the tasks of schedules whose tick has
+    /// come. At most `limit` of each kind. Anyone may call it at any time, also several at once.
     async fn sweep(&self, limit: usize) -> Result<Swept, StoreError>;
 
     /// Makes a worker and its handlers known; a submit for a handler never registered is refused.
@@ -537,6 +549,50 @@ pub enum CommitRefused {
     },
 }
 
+/// What a run does with a lock.
+#[derive(Clone, Debug)]
+pub struct LockChange {
+    /// The task's owner.
+    pub tenant: String,
+    /// The task.
+    pub task: TaskId,
+    /// The lease's fence.
+    pub fence: u64,
+    /// The number of the task's newest event that the run knows.
+    pub known_seq: u64,
+    /// Where what comes of it arrives; an operation's own.
+    pub address: String,
+    /// The lock's name.
+    pub name: String,
+    /// What.
+    pub action: LockAction,
+}
+
+/// What can be done with a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockAction {
+    /// Get it, now or when those who asked before are done. A task that holds it has it again,
+    /// with the same token.
+    Acquire {
+        /// From then on it goes to the next in line, whatever the task does.
+        max_hold: Duration,
+        /// Wait no longer than this.
+        within: Option<Duration>,
+    },
+    /// Give it back, if it is still held under this token.
+    Release {
+        /// The token it was got with.
+        token: u64,
+    },
+}
+
+/// A change of a lock is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Locked {
+    /// The number of the task's newest event.
+    pub last_seq: u64,
+}
+
 /// A worker's sign of life.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
@@ -696,6 +752,8 @@ pub struct Swept {
     pub removed: usize,
     /// Schedules whose tick had come.
     pub ticks: usize,
+    /// Locks, and tasks that ended with some, that were looked after.
+    pub locks: usize,
     /// Microseconds until something else is due, as far as known.
     pub next_due_in: Option<i64>,
 }
@@ -703,7 +761,8 @@ pub struct Swept {
 impl Swept {
     /// Whether it hit its bound, so that there may be more to do at once.
     pub fn is_full(&self, limit: usize) -> bool {
-        [self.expired, self.due, self.told, self.removed, self.ticks].into_iter().any(|count| count >= limit)
+        let counts = [self.expired, self.due, self.told, self.removed, self.ticks, self.locks];
+        counts.into_iter().any(|count| count >= limit)
     }
 }
 

@@ -187,6 +187,8 @@ pub(super) struct Desk {
     wants_journal: bool,
     /// Operations that were dropped before they had their outcome.
     left: HashSet<Key>,
+    /// The newest event of the task that an operation was told of.
+    heard: u64,
 }
 
 impl Desk {
@@ -215,6 +217,7 @@ impl Desk {
             asked: 0,
             wants_journal: false,
             left: HashSet::new(),
+            heard: 0,
         }
     }
 
@@ -311,6 +314,16 @@ impl Desk {
         {
             ticket.stage = Stage::Working;
         }
+    }
+
+    /// The store told an operation that the log has grown to this number.
+    pub(super) fn hear(&mut self, seq: u64) {
+        self.heard = self.heard.max(seq);
+    }
+
+    /// The newest event that an operation was told of.
+    pub(super) fn heard(&self) -> u64 {
+        self.heard
     }
 
     /// Where what the operation waits for arrives.

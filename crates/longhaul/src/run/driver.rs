@@ -417,7 +417,7 @@ impl Driver {
     /// Whether others wrote to the log, and something of it may be waited for here.
     fn others_wrote(&self, signals: &tokio::sync::watch::Receiver<Signals>) -> bool {
         let desk = self.run.desk();
-        desk.waits_for_others() && signals.borrow().last_seq > desk.journal().seen()
+        desk.waits_for_others() && signals.borrow().last_seq.max(desk.heard()) > desk.journal().seen()
     }
 
     /// Reads what others wrote to the log. Nothing of this run is on its way there meanwhile, so
@@ -426,7 +426,7 @@ impl Driver {
         let seen = self.run.desk().journal().seen();
         // What the worker heard of may have been this run's own; what it hears from now on may not
         // be in the rows.
-        let heard = self.run.inner.signals.borrow().last_seq;
+        let heard = self.run.inner.signals.borrow().last_seq.max(self.run.desk().heard());
         let rows = others_rows(&self.run.inner.engine, self.run.id(), seen, u64::MAX).await;
         let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
         let newest = rows.last().map(LogRow::last_seq);
@@ -511,6 +511,7 @@ impl Driver {
             End::Interrupted(error) => self.interrupted_by(error),
             End::UndoElsewhere { state, error } => self.undo_elsewhere(*state, error),
         };
+        let ended = commit.outcome.as_ref().is_some_and(|outcome| outcome.state().is_final());
         let other = match self.offer(commit).await {
             Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
             Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
@@ -526,7 +527,12 @@ impl Driver {
                 tracing::info!(task = %self.run.id(), %refused, "the end of a run was refused");
                 return None;
             }
-            Ok(Ok(_)) => return None,
+            Ok(Ok(_)) => {
+                if ended {
+                    self.let_go().await;
+                }
+                return None;
+            }
             Err(error) => {
                 tracing::warn!(task = %self.run.id(), %error, "the end of a run could not be written; the task will be taken over");
                 return None;
@@ -534,6 +540,16 @@ impl Driver {
         };
         self.run.desk().not_committed();
         Some(other)
+    }
+
+    /// The task has ended, and with it what it held; the sweep does this if it cannot be done here.
+    async fn let_go(&self) {
+        if !self.run.desk().journal().is_locked() {
+            return;
+        }
+        if let Err(error) = self.run.inner.engine.store.let_go(&[self.run.id()]).await {
+            tracing::debug!(task = %self.run.id(), %error, "its locks are left to the sweep");
+        }
     }
 
     fn completed(&self, result: &RawValue) -> Commit {

@@ -14,6 +14,7 @@ use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::record::{Decision, Effect, Op, Record, records_of};
 use crate::state::{AgentState, StatePatch};
+use crate::store::locks::News;
 use crate::task::State;
 
 /// Which operation: the part of the journal and the name in it.
@@ -23,7 +24,7 @@ pub(super) type Key = (u32, String);
 pub(super) type Kept = Vec<(String, Box<RawValue>)>;
 
 /// Where grants of locks arrive.
-const LOCK: &str = "lock/";
+pub(crate) const LOCK: &str = "lock/";
 /// Where decisions on approvals arrive.
 pub(crate) const APPROVAL: &str = "approval/";
 
@@ -93,6 +94,8 @@ pub(super) struct Journal {
     undoing: Option<(State, TaskError)>,
     /// How often the task was opened again.
     opened: u32,
+    /// The task may hold locks.
+    locked: bool,
     /// The number of the newest event that was read.
     seen: u64,
 }
@@ -181,6 +184,10 @@ impl Journal {
             unfinished.tries = 0;
             unfinished.given_up = false;
         }
+        // A lock that was not given is asked for again; one that was stays the task's own.
+        for (_, arrivals) in self.arrivals.iter_mut().filter(|(at, _)| at.starts_with(LOCK)) {
+            arrivals.retain(|arrival| !News::refuses(&arrival.message));
+        }
         if !resumed {
             return;
         }
@@ -190,14 +197,15 @@ impl Journal {
             *self.generations.entry(key).or_default() += 1;
         }
         self.recorded.retain(|_, recorded| recorded.op != Some(Op::Undo));
-        // An approval was for the run it was given to.
-        self.arrivals.retain(|at, _| !at.starts_with(APPROVAL));
+        // An approval was for the run it was given to; locks ended with the task.
+        self.arrivals.retain(|at, _| !at.starts_with(APPROVAL) && !at.starts_with(LOCK));
         self.recorded.retain(|_, recorded| recorded.op != Some(Op::Approval));
         self.unfinished.retain(|_, unfinished| unfinished.wait.is_none());
     }
 
     fn arrive(&mut self, at: String, message: Box<RawValue>) {
         let opened = self.opened;
+        self.locked |= at.starts_with(LOCK);
         let arrivals = self.arrivals.entry(at.clone()).or_default();
         if let Some(last) = arrivals.back().filter(|_| at.starts_with(CHILD)) {
             if last.message.get() == message.get() {
@@ -291,6 +299,11 @@ impl Journal {
         let mut keys: Vec<Key> = doubtful.map(|(key, _)| key.clone()).collect();
         keys.sort();
         keys
+    }
+
+    /// Whether the task may hold locks.
+    pub(super) fn is_locked(&self) -> bool {
+        self.locked
     }
 
     /// How the task will end after undoing, once that was begun.
@@ -439,13 +452,7 @@ impl Journal {
     }
 
     /// Begins with a part in the middle of the log, whose past is not read.
-    pub(super) fn begin_at(
-        &mut self,
-        part: u32,
-        seq: u64,
-        kept: Kept,
-        state: Option<(u64, AgentState)>,
-    ) {
+    pub(super) fn begin_at(&mut self, part: u32, seq: u64, kept: Kept, state: Option<(u64, AgentState)>) {
         self.part = part;
         self.seen = seq;
         self.began_late = true;

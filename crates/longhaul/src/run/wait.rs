@@ -188,7 +188,7 @@ impl Operation {
         Waiting { kind: kind.to_owned(), id: id.to_owned(), since: None, until: until.map(timestamp) }
     }
 
-    fn address(&self) -> String {
+    pub(super) fn address(&self) -> String {
         self.run.desk().address_of(&self.key).unwrap_or_default()
     }
 }

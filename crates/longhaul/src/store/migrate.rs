@@ -25,6 +25,12 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../../migrations/sqlite/V002__schedules.sql"),
         postgres: include_str!("../../migrations/postgres/V002__schedules.sql"),
     },
+    Migration {
+        version: 3,
+        name: "locks",
+        sqlite: include_str!("../../migrations/sqlite/V003__locks.sql"),
+        postgres: include_str!("../../migrations/postgres/V003__locks.sql"),
+    },
 ];
 
 /// Which migrations a database at version `found` (0: empty) needs. A schema serves the binaries

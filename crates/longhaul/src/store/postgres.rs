@@ -2,9 +2,9 @@
 //!
 //! - Every write is a few set-based statements over arrays, whatever the size of the batch, and
 //!   statements that do not wait for an answer are sent together.
-//! - Rows are locked in one order everywhere: tasks by id, then limits by name, then depths by queue.
-//!   Whoever needs further tasks after that takes only those nobody else has (`SKIP LOCKED`). So does
-//!   whoever fires schedules, before everything else.
+//! - Rows are locked in one order everywhere: locks by name, tasks by id, then limits by name, then
+//!   depths by queue. Whoever needs further tasks after that takes only those nobody else has (`SKIP
+//!   LOCKED`). So does whoever fires schedules, before everything else.
 //! - All names are unqualified, so `search_path` decides where the tables are.
 //! - Isolation is read committed: each statement sees what was committed before it began, and a
 //!   row that changed meanwhile is checked again before it is written.
@@ -19,8 +19,8 @@ use uuid::Uuid;
 
 use super::{
     Accepted, Ask, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control,
-    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, QueueInfo, Settings, Store, StoreError,
-    SubmitRefused, Swept, WorkerInfo,
+    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, LockChange, Locked, QueueInfo, Settings, Store,
+    StoreError, SubmitRefused, Swept, WorkerInfo,
 };
 use crate::event::LogRow;
 use crate::schedule::Schedule;
@@ -36,6 +36,7 @@ mod control;
 mod floor;
 mod heads;
 mod limits;
+mod locks;
 mod notify;
 mod read;
 mod rows;
@@ -173,6 +174,14 @@ impl Store for PostgresStore {
 
     async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
         control::control(self, batch).await
+    }
+
+    async fn lock(&self, change: &LockChange) -> Result<Result<Locked, CommitRefused>, StoreError> {
+        locks::change(self, change).await
+    }
+
+    async fn let_go(&self, tasks: &[TaskId]) -> Result<(), StoreError> {
+        locks::let_go(self, tasks).await
     }
 
     async fn sweep(&self, limit: usize) -> Result<Swept, StoreError> {

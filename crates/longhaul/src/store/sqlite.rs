@@ -23,6 +23,7 @@ mod commit;
 mod control;
 mod floor;
 mod limits;
+mod locks;
 mod read;
 mod rows;
 mod schedule;
@@ -326,6 +327,16 @@ impl Store for SqliteStore {
     async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
         let batch = batch.to_vec();
         self.write(false, move |tx| batch.iter().map(|control| control::control(tx, control)).collect()).await
+    }
+
+    async fn lock(&self, change: &LockChange) -> Result<Result<Locked, CommitRefused>, StoreError> {
+        let change = change.clone();
+        self.write(false, move |tx| locks::change(tx, &change)).await
+    }
+
+    async fn let_go(&self, tasks: &[TaskId]) -> Result<(), StoreError> {
+        let tasks = tasks.to_vec();
+        self.write(false, move |tx| tasks.iter().try_for_each(|&task| locks::let_go(tx, task))).await
     }
 
     async fn sweep(&self, limit: usize) -> Result<Swept, StoreError> {

@@ -35,6 +35,7 @@ mod hostile;
 mod keys;
 mod lease;
 mod limits;
+mod lock;
 mod log;
 mod outcome;
 mod reads;

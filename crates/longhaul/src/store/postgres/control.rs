@@ -15,6 +15,7 @@ use crate::state::StatePatch;
 use crate::store::clock::micros;
 use crate::store::rules::{self, Change, Head};
 use crate::store::{Action, Ask, Control, ControlRefused, Controlled, QueueSettings, StoreError};
+use crate::task::TaskId;
 
 /// How often a request is repeated that the server ended to break a deadlock.
 const DEADLOCKS: usize = 5;
@@ -38,6 +39,12 @@ pub(super) async fn control(store: &PostgresStore, batch: &[Control]) -> Result<
 async fn try_control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Answer>, StoreError> {
     let tasks: BTreeSet<Uuid> = batch.iter().map(|control| control.task.0).collect();
     let tasks: Vec<Uuid> = tasks.into_iter().collect();
+    // Whoever is removed or opened again holds no lock from before.
+    let over = |control: &&Control| matches!(control.action, Action::Delete | Action::Resume);
+    let over: Vec<TaskId> = batch.iter().filter(over).map(|control| control.task).collect();
+    if !over.is_empty() {
+        super::locks::let_go(store, &over).await?;
+    }
     let tx = store.tx().await?;
     tx.begin().await?;
     let heads = heads::read(&tx, &tasks).await?;
@@ -70,7 +77,13 @@ async fn try_control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Ans
         desk.decided.told.due = true;
     }
     tx.commit().await?;
+    let ended = desk.decided.told.finished.clone();
     store.tell(desk.decided.told);
+    if !ended.is_empty()
+        && let Err(error) = super::locks::let_go(store, &ended).await
+    {
+        tracing::debug!(%error, "locks of tasks that ended are left to the sweep");
+    }
     Ok(answers)
 }
 

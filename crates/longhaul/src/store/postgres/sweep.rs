@@ -26,6 +26,7 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
     let mut swept = Swept::default();
     decide(store, limit, &mut swept).await?;
     swept.told = tell_parents(store, limit).await?;
+    swept.locks = super::locks::sweep(store, limit).await?;
     swept.removed = retain(store, limit).await?;
 
     let tx = store.tx().await?;

@@ -36,12 +36,23 @@ pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, Stor
             Ok(now_at) => version = now_at,
             Err(refused) => return Ok(Err(refused)),
         },
-        Action::Delete => super::sweep::remove(tx, head.id)?,
-        Action::Resume => {
-            tx.apply(&head, change)?;
-            open_again(tx, &head)?;
+        Action::Delete => {
+            super::locks::let_go(tx, head.id)?;
+            super::sweep::remove(tx, head.id)?;
         }
-        _ => tx.apply(&head, change)?,
+        _ => {
+            if head.state.is_final() {
+                // Whoever is opened again holds no lock from before.
+                super::locks::let_go(tx, head.id)?;
+            }
+            tx.apply(&head, change)?;
+            if matches!(control.action, Action::Resume) {
+                open_again(tx, &head)?;
+            }
+            if state.is_final() {
+                super::locks::let_go(tx, head.id)?;
+            }
+        }
     }
     Ok(Ok(Controlled { state, changed: true, version }))
 }

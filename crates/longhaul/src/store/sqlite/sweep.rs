@@ -37,6 +37,7 @@ pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<Swept, StoreError> 
     for name in open {
         tx.unpark(&name)?;
     }
+    swept.locks = super::locks::sweep(tx, limit)?;
     swept.removed = retain(tx, limit)?;
     tx.sql
         .prepare_cached("DELETE FROM workers WHERE seen_at < ?")
@@ -106,7 +107,8 @@ fn retain(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> {
     let old: Vec<TaskId> = tx
         .sql
         .prepare_cached(
-            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at < ? AND untold = 0 ORDER BY finished_at LIMIT ?",
+            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at < ? AND locked = 0 AND untold = 0
+             ORDER BY finished_at LIMIT ?",
         )
         .and_then(|mut select| {
             select.query_map((tx.now - retention, limit as i64), |row| rows::task_id(row, 0))?.collect()
@@ -137,16 +139,22 @@ pub(super) fn remove(tx: &mut Tx<'_>, task: TaskId) -> Result<(), StoreError> {
 }
 
 fn next_due(tx: &Tx<'_>) -> Result<Option<i64>, StoreError> {
-    let (due, lease, tick): (Option<i64>, Option<i64>, Option<i64>) = tx
+    type Next = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>);
+    let (due, lease, tick, held, waited): Next = tx
         .sql
         .prepare_cached(
             "SELECT (SELECT min(due_at) FROM tasks WHERE due_at IS NOT NULL),
                     (SELECT min(lease_until) FROM tasks INDEXED BY tasks_running WHERE state = 1),
-                    (SELECT min(due_at) FROM schedules WHERE due_at IS NOT NULL)",
+                    (SELECT min(due_at) FROM schedules WHERE due_at IS NOT NULL),
+                    (SELECT min(until) FROM locks WHERE until IS NOT NULL),
+                    (SELECT min(until) FROM lock_waiters WHERE until IS NOT NULL)",
         )
-        .and_then(|mut select| select.query_row((), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))))
+        .and_then(|mut select| {
+            select.query_row((), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)))
+        })
         .map_err(store_error)?;
-    let until_due = rules::earliest(due, tick).map(|due| (due - tx.now).max(0));
+    let due = [due, tick, held, waited].into_iter().flatten().min();
+    let until_due = due.map(|due| (due - tx.now).max(0));
     let until_lease = lease.map(|lease| (lease - tx.lease_now).max(0));
     Ok(rules::earliest(until_due, until_lease))
 }

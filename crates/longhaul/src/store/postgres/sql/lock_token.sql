@@ -1,0 +1,2 @@
+-- Larger than every token given before.
+SELECT nextval('lock_tokens')

@@ -1,0 +1,1 @@
+DELETE FROM lock_waiters WHERE task = ?2 AND +name = ?1 AND address = ?3

@@ -1,0 +1,1 @@
+SELECT name, holder, address, token, until FROM locks WHERE name = ?1
