@@ -19,6 +19,9 @@ on_every_store!(
     a_handler_nobody_has_is_told_at_once,
     a_child_that_lost_its_worker_is_resumed_and_joined,
     a_parent_that_is_run_again_finds_the_children_it_made,
+    a_step_that_made_only_some_of_its_children_finds_them_again,
+    a_child_belongs_to_its_parents_tenant,
+    how_a_resumed_child_ends_replaces_how_it_ended_before,
 );
 
 /// A worker with `double` (a child) and `parent` (joins `double` of 0..n, at most `at_once` at a time).
@@ -173,7 +176,11 @@ async fn a_handler_nobody_has_is_told_at_once(bed: Bed) {
         .expect("starts");
     let id = submit(&bed, NewTask::new("h", &())).await;
     let error = bed.ended(id).await.error.expect("says why");
-    assert!(error.message.contains("nobody"), "{}", error.message);
+    let cause = error.cause.expect("the step's");
+    assert_eq!(cause.code, "bad_child");
+    assert!(cause.message.contains("nobody"), "{}", cause.message);
+    let tries = bed.kinds(id).await.iter().filter(|kind| *kind == "step.failed").count();
+    assert_eq!(tries, 1, "there is no use in trying again");
     worker.stop().await;
 }
 
@@ -235,5 +242,82 @@ async fn a_parent_that_is_run_again_finds_the_children_it_made(bed: Bed) {
     assert_eq!(bed.ended(id).await.result.expect("a result").get(), "42");
     assert_eq!(children(&bed, id).await.len(), 1);
     second.stop().await;
+    worker.stop().await;
+}
+
+async fn a_step_that_made_only_some_of_its_children_finds_them_again(bed: Bed) {
+    let worker = start(&bed).await;
+    let second = Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move {
+            let tasks = vec![NewTask::new("double", &1), NewTask::new("late", &())];
+            run.spawn_all(tasks).await.map(|children| children.len())
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("h", &())).await;
+    assert_eq!(bed.ended(id).await.state, State::Failed, "nobody has the second handler yet");
+    let made = children(&bed, id).await;
+    assert_eq!(made.len(), 1);
+    bed.client.announce(&["late"]).await.expect("known");
+    bed.client.resume(id).await.expect("opened again");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "2");
+    let all = children(&bed, id).await;
+    assert_eq!(all.len(), 2, "the first one was not made twice");
+    assert!(all.iter().any(|child| child.id == made[0].id));
+    second.stop().await;
+    worker.stop().await;
+}
+
+async fn a_child_belongs_to_its_parents_tenant(bed: Bed) {
+    let worker = start(&bed).await;
+    let acme = bed.client.for_tenant("acme");
+    let id = acme.submit(NewTask::new("parent", &(1, 1))).await.expect("accepted").id;
+    acme.wait(id, common::PATIENCE).await.expect("it ends");
+    let theirs = acme.list(&Filter::default()).await.expect("listed");
+    assert_eq!(theirs.iter().filter(|task| task.parent_id == Some(id)).count(), 1);
+    assert!(bed.client.list(&Filter::default()).await.expect("listed").is_empty());
+    worker.stop().await;
+}
+
+/// A worker whose `child` fails unless its task was resumed.
+async fn fails_once(bed: &Bed) -> WorkerHandle {
+    let runs = Arc::new(AtomicUsize::new(0));
+    Worker::new(&bed.client)
+        .handler("child", move |_run: Run, (): ()| {
+            let run = runs.fetch_add(1, Ordering::SeqCst);
+            async move { if run == 0 { Err(TaskError::fatal("first", "not the first time")) } else { Ok(7) } }
+        })
+        .start()
+        .await
+        .expect("starts")
+}
+
+async fn joins_one(bed: &Bed) -> WorkerHandle {
+    Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move {
+            let child = run.spawn(NewTask::new("child", &())).await?;
+            run.join::<u32>(child).await
+        })
+        .start()
+        .await
+        .expect("starts")
+}
+
+async fn how_a_resumed_child_ends_replaces_how_it_ended_before(bed: Bed) {
+    let worker = fails_once(&bed).await;
+    let parents = joins_one(&bed).await;
+    let id = submit(&bed, NewTask::new("h", &())).await;
+    assert_eq!(bed.ended(id).await.error.expect("says why").code, "child_failed");
+    parents.stop().await;
+    // Both are opened again; the child ends before the parent runs.
+    bed.client.resume(id).await.expect("opened again");
+    let child = children(&bed, id).await.remove(0).id;
+    bed.client.resume(child).await.expect("opened again");
+    assert_eq!(bed.ended(child).await.state, State::Completed);
+    bed.told(id, 2).await;
+    let parents = joins_one(&bed).await;
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "7");
+    parents.stop().await;
     worker.stop().await;
 }

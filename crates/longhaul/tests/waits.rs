@@ -46,6 +46,7 @@ on_every_store!(
     an_approval_is_for_these_arguments_once_and_in_time,
     waits_of_one_kind_at_the_same_time_are_told_apart_by_keys,
     a_denial_fails_the_task_and_names_who_and_why,
+    an_approval_is_asked_for_again_after_a_resume,
     waits_beside_steps_in_a_join_all_end,
     a_cancel_and_a_deadline_end_a_task_that_waits,
 );
@@ -157,10 +158,20 @@ async fn a_wait_that_lost_a_select_leaves_its_signal_to_the_next_one(bed: Bed) {
 }
 
 async fn a_question_is_put_once_and_its_answer_is_given_to_the_handler(bed: Bed) {
-    let worker = start(&bed, |run| async move { run.ask("Which region?").await }).await;
+    let worker = start(&bed, |run| async move {
+        let (region, nudged) = tokio::join!(run.ask("Which region?"), run.signal::<()>("nudge"));
+        nudged?;
+        region
+    })
+    .await;
     let id = submit(&bed).await;
     bed.waiting_for(id, "question").await;
+    let first = only_ask(&bed.client, id).await;
+    // The task runs again meanwhile, and does not ask again.
+    bed.client.signal(id, "nudge", &()).await.expect("sent");
+    bed.waiting_for(id, "question").await;
     let ask = only_ask(&bed.client, id).await;
+    assert_eq!(ask.id, first.id);
     assert_eq!((ask.text.as_str(), ask.status), ("Which region?", AskStatus::Pending));
     assert_eq!(bed.client.open_asks().await.expect("read").len(), 1);
     let ann = bed.client.acting_as("ann");
@@ -255,17 +266,54 @@ async fn a_denial_fails_the_task_and_names_who_and_why(bed: Bed) {
     worker.stop().await;
 }
 
-async fn waits_beside_steps_in_a_join_all_end(bed: Bed) {
+async fn an_approval_is_asked_for_again_after_a_resume(bed: Bed) {
     let worker = start(&bed, |run| async move {
-        let step = |name: &'static str| run.step(name, move || async move { Ok::<_, TaskError>(name.len()) });
-        let (a, b, c, go) = tokio::join!(step("a"), step("bb"), step("ccc"), run.signal::<usize>("go"));
-        Ok(a? + b? + c? + go?)
+        let approval = run.approve("Pay?", Risk::ExternalAction).await?;
+        run.step("pay", || async { Err::<(), _>(TaskError::fatal("broke", "no money")) }).await?;
+        Ok(approval.by)
+    })
+    .await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    bed.client.approve(id, None, None, None).await.expect("approved");
+    assert_eq!(bed.ended(id).await.state, State::Failed);
+    bed.client.resume(id).await.expect("opened again");
+    bed.waiting_for(id, "approval").await;
+    let statuses: Vec<_> = bed.client.asks(id).await.expect("read").iter().map(|ask| ask.status).collect();
+    assert_eq!(statuses, [AskStatus::Used, AskStatus::Pending]);
+    bed.client.deny(id, None, None).await.expect("denied");
+    assert_eq!(bed.ended(id).await.error.expect("says why").code, "denied");
+    worker.stop().await;
+}
+
+async fn waits_beside_steps_in_a_join_all_end(bed: Bed) {
+    let begun = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&begun);
+    let worker = start(&bed, move |run| {
+        let counted = Arc::clone(&counted);
+        async move {
+            let step = |name: &'static str, takes: u64| {
+                let counted = Arc::clone(&counted);
+                run.step(name, move || {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    async move {
+                        tokio::time::sleep(Duration::from_millis(takes)).await;
+                        Ok::<_, TaskError>(name.len())
+                    }
+                })
+            };
+            // The last step takes longer than a run that only waits stays in memory.
+            let (a, b, c, go) =
+                tokio::join!(step("a", 0), step("bb", 0), step("ccc", 400), run.signal::<usize>("go"));
+            Ok(a? + b? + c? + go?)
+        }
     })
     .await;
     let id = submit(&bed).await;
     bed.reaches(id, State::Waiting).await;
     bed.client.signal(id, "go", &100).await.expect("sent");
     assert_eq!(bed.ended(id).await.result.expect("a result").get(), "106");
+    assert_eq!(begun.load(Ordering::SeqCst), 3, "a run with a step under way is not suspended");
     worker.stop().await;
 }
 

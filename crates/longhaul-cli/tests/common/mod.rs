@@ -64,13 +64,15 @@ impl Bed {
         WorkerProcess { child }
     }
 
-    /// A worker process for the manifests of a folder, whose commands find the ledger in `LEDGER`.
+    /// A worker process for the manifests of a folder, whose commands find the ledger in `LEDGER`
+    /// and a folder for what they make in `WORLD`.
     pub fn manifest_worker(&self, manifests: &Path, slots: usize, lease: f64) -> WorkerProcess {
         let child = Command::new(env!("CARGO_BIN_EXE_longhaul"))
             .args(["worker", "--store", &self.url, "--workers", &slots.to_string()])
             .args(["--lease", &lease.to_string(), "--manifests"])
             .arg(manifests)
             .env("LEDGER", self.ledger_path())
+            .env("WORLD", self.folder.path().join("world"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

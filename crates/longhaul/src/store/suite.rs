@@ -26,11 +26,13 @@ macro_rules! on_every_store {
 
 mod bed;
 
+mod asks;
 mod checkpoint;
 mod claim;
 mod commit;
 mod control;
 mod cost;
+mod family;
 mod hostile;
 mod keys;
 mod lease;
@@ -45,3 +47,4 @@ mod state;
 mod submit;
 mod sweep;
 mod truth;
+mod undo;

@@ -74,6 +74,8 @@ pub(super) struct Bed {
     pub(super) worker: Uuid,
     pub(super) url: Arc<str>,
     claims: Arc<AtomicU64>,
+    /// Claims are for the handler `h` and the default queue only.
+    narrow: bool,
 }
 
 impl Bed {
@@ -87,12 +89,18 @@ impl Bed {
     async fn on(store: Arc<dyn Store>, url: Arc<str>) -> Self {
         let worker = worker(&["h", "g"]);
         store.register(&worker).await.expect("registered");
-        Self { store, worker: worker.id, url, claims: Arc::default() }
+        Self { store, worker: worker.id, url, claims: Arc::default(), narrow: false }
     }
 
     /// Another worker on the same store.
     pub(super) async fn another_worker(&self) -> Self {
-        Self::on(Arc::clone(&self.store), Arc::clone(&self.url)).await
+        let other = Self::on(Arc::clone(&self.store), Arc::clone(&self.url)).await;
+        Self { narrow: self.narrow, ..other }
+    }
+
+    /// The same, with claims for one handler and one queue, which a store may do in another way.
+    pub(super) fn narrow(self) -> Self {
+        Self { narrow: true, ..self }
     }
 
     /// The same database opened once more, as another process does (`memory:` cannot be shared,
@@ -104,7 +112,7 @@ impl Bed {
         let other = Self::open(&self.url).await;
         let behind = self.store.clock().offset() - other.store.clock().offset();
         other.store.clock().advance(Duration::from_micros(behind.unsigned_abs()));
-        other
+        Self { narrow: self.narrow, ..other }
     }
 
     /// Accepts a new task.
@@ -133,8 +141,8 @@ impl Bed {
         Claim {
             worker: self.worker,
             number: self.claims.fetch_add(1, Ordering::Relaxed) + 1,
-            queues: ["default", "q", "r"].map(String::from).to_vec(),
-            handlers: ["h", "g"].map(String::from).to_vec(),
+            queues: ["default", "q", "r"][..if self.narrow { 1 } else { 3 }].iter().map(|&q| q.into()).collect(),
+            handlers: ["h", "g"][..if self.narrow { 1 } else { 2 }].iter().map(|&h| h.into()).collect(),
             timeouts: std::collections::BTreeMap::new(),
             max,
             lease: LEASE,

@@ -233,6 +233,36 @@ async fn many_suspects_in_front_do_not_block_what_comes_after_them(bed: Bed) {
     assert_eq!(bed.claim_idle(10).await.iter().map(|lease| lease.task).collect::<Vec<_>>(), suspects[..1]);
 }
 
+// A worker of one handler and one queue is the common case, and has a statement of its own on PostgreSQL.
+
+async fn with_one_handler_a_hotfix_passes_everything_that_waits(bed: Bed) {
+    let bed = bed.narrow();
+    let idle = bed.submit(NewTask::new("h", &1).priority(0)).await;
+    let mut routine = bed.submit_many(30).await;
+    let hotfix = bed.submit(NewTask::new("h", &2).priority(9)).await;
+    bed.submit(NewTask::new("g", &3).priority(9)).await;
+    bed.submit(NewTask::new("h", &4).queue("q").priority(9)).await;
+    assert_eq!(bed.claim_ids(1).await, [hotfix]);
+    routine.push(idle);
+    assert_eq!(bed.claim_ids(200).await, routine, "and nothing of other handlers or queues is taken");
+}
+
+async fn with_one_handler_concurrent_claimers_never_get_the_same_task_and_leave_none(bed: Bed) {
+    concurrent_claimers_never_get_the_same_task_and_leave_none(bed.narrow()).await;
+}
+
+async fn with_one_handler_a_task_past_its_deadline_is_not_leased(bed: Bed) {
+    a_task_past_its_deadline_is_not_leased(bed.narrow()).await;
+}
+
+async fn with_one_handler_a_suspect_is_leased_only_to_a_worker_that_runs_nothing_else_and_then_alone(bed: Bed) {
+    a_suspect_is_leased_only_to_a_worker_that_runs_nothing_else_and_then_alone(bed.narrow()).await;
+}
+
+async fn with_one_handler_many_suspects_in_front_do_not_block_what_comes_after_them(bed: Bed) {
+    many_suspects_in_front_do_not_block_what_comes_after_them(bed.narrow()).await;
+}
+
 on_every_store![
     a_lease_carries_what_a_run_needs,
     a_short_log_comes_whole_with_the_lease_and_of_a_long_one_the_first_row,
@@ -250,4 +280,9 @@ on_every_store![
     a_task_past_its_deadline_is_not_leased,
     a_suspect_is_leased_only_to_a_worker_that_runs_nothing_else_and_then_alone,
     many_suspects_in_front_do_not_block_what_comes_after_them,
+    with_one_handler_a_hotfix_passes_everything_that_waits,
+    with_one_handler_concurrent_claimers_never_get_the_same_task_and_leave_none,
+    with_one_handler_a_task_past_its_deadline_is_not_leased,
+    with_one_handler_a_suspect_is_leased_only_to_a_worker_that_runs_nothing_else_and_then_alone,
+    with_one_handler_many_suspects_in_front_do_not_block_what_comes_after_them,
 ];

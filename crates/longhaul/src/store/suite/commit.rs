@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::json;
 
-use super::bed::{Bed, completed, done, raw, retry, secs, suspended, write};
+use super::bed::{Bed, completed, done, failed, raw, retry, secs, suspended, write};
 use crate::event::Progress;
 use crate::record::Record;
 use crate::state::StatePatch;
@@ -88,6 +88,7 @@ async fn an_expired_lease_that_nobody_took_back_still_writes(bed: Bed) {
     let lease = bed.running().await;
     bed.advance(3_600);
     bed.commit(write(&lease, 1).step("a")).await.expect("expiry alone refuses nothing");
+    bed.end_with(&lease, 2, completed()).await;
 }
 
 async fn a_run_that_ended_writes_nothing_more(bed: Bed) {
@@ -97,6 +98,8 @@ async fn a_run_that_ended_writes_nothing_more(bed: Bed) {
         bed.end(&lease, outcome).await;
         let before = bed.everything(lease.task).await;
         assert_eq!(bed.commit(write(&lease, 2).step("late")).await, fenced(lease.fence), "after {ended}");
+        let end = write(&lease, 2).outcome(failed()).backward();
+        assert_eq!(bed.commit(end).await, fenced(lease.fence), "nor does it end again after {ended}");
         assert_eq!(bed.everything(lease.task).await, before);
         if !ended.is_final() {
             bed.cancel(lease.task).await.expect("out of the way");
@@ -114,7 +117,13 @@ async fn a_repeated_commit_is_answered_the_same_and_written_once(bed: Bed) {
     assert_eq!(bed.commit(one).await, Ok(first));
     assert_eq!(bed.everything(lease.task).await, before);
 
-    let end = write(&lease, 2).outcome(completed());
+    let plain = write(&lease, 2).step("b");
+    let second = bed.commit(plain.clone()).await.expect("written");
+    let before = bed.everything(lease.task).await;
+    assert_eq!(bed.commit(plain).await, Ok(second), "also when it is only a step");
+    assert_eq!(bed.everything(lease.task).await, before);
+
+    let end = write(&lease, 3).outcome(completed());
     let last = bed.commit(end.clone()).await.expect("written");
     let before = bed.everything(lease.task).await;
     assert_eq!(bed.commit(end).await, Ok(last), "also when it ended the task");
@@ -173,6 +182,12 @@ async fn a_suspend_that_does_not_know_the_newest_event_is_stale(bed: Bed) {
         write(&lease, 1).outcome(suspended("signal", "go", None)).with(|commit| commit.known_seq = Some(known))
     };
     assert_eq!(bed.commit(suspend(lease.last_seq)).await, Err(CommitRefused::Stale { last_seq: newest }));
+    let step = write(&lease, 1).step("a").with(|commit| commit.known_seq = Some(lease.last_seq));
+    assert_eq!(
+        bed.commit(step).await,
+        Err(CommitRefused::Stale { last_seq: newest }),
+        "nor is a step that says so"
+    );
     assert_eq!(bed.state(lease.task).await, State::Running);
     bed.commit(suspend(newest)).await.expect("now it knows");
     assert_eq!(bed.state(lease.task).await, State::Waiting);

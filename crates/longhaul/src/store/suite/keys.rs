@@ -94,25 +94,29 @@ async fn a_key_used_twice_in_one_batch_is_one_task_or_a_conflict(bed: Bed) {
 }
 
 async fn batches_that_share_keys_in_opposite_orders_all_succeed(bed: Bed) {
-    let submits: Vec<_> = (0..8)
-        .map(|n| {
-            let bed = bed.clone();
-            tokio::spawn(async move {
-                let mut batch: Vec<NewTask> =
-                    (0..20).map(|k| NewTask::new("h", &k).key(format!("k{k}"))).collect();
+    // So many keys that the batches are under way at the same time.
+    const KEYS: usize = 1_000;
+    const ROUNDS: usize = 3;
+    let other = bed.another_process().await;
+    for round in 1..=ROUNDS {
+        let submits: Vec<_> = (0..6)
+            .map(|n| {
+                let bed = if n < 3 { bed.clone() } else { other.clone() };
+                let key = |k| NewTask::new("h", &k).key(format!("k{round}-{k}"));
+                let mut batch: Vec<NewTask> = (0..KEYS).map(key).collect();
                 if n % 2 == 0 {
                     batch.reverse();
                 }
-                bed.store.submit(&batch).await.expect("the store answers")
+                tokio::spawn(async move { bed.store.submit(&batch).await.expect("the store answers") })
             })
-        })
-        .collect();
-    let mut ids = HashSet::new();
-    for submit in submits {
-        ids.extend(submit.await.expect("no panic").into_iter().map(|answer| answer.expect("accepted").id));
+            .collect();
+        let mut ids = HashSet::new();
+        for submit in submits {
+            ids.extend(submit.await.expect("no panic").into_iter().map(|answer| answer.expect("accepted").id));
+        }
+        assert_eq!(ids.len(), KEYS);
+        assert_eq!(bed.queue("default").await.pending, (KEYS * round) as u64);
     }
-    assert_eq!(ids.len(), 20);
-    assert_eq!(bed.queue("default").await.pending, 20);
 }
 
 async fn a_refused_submit_stores_no_key(bed: Bed) {
