@@ -1,7 +1,7 @@
 //! Schedules: tasks that are submitted again and again, by cron or at fixed intervals.
 //!
 //! No I/O here. A schedule knows its next **tick**. A sweep that finds the tick past asks
-//! [`Stored::due`] what to do, and writes the task and the schedule's next tick in one transaction,
+//! `Stored::due` what to do, and writes the task and the schedule's next tick in one transaction,
 //! so that a tick has exactly one task however many machines sweep.
 
 use std::time::Duration;
