@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde_json::value::RawValue;
 
-use super::child::{CHILD, Child, SPAWN};
+use super::child::{CHILD, Child, ChildEnded, SPAWN};
 use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::record::{Decision, Effect, Op, Record, records_of};
@@ -197,6 +197,16 @@ impl Journal {
             *self.generations.entry(key).or_default() += 1;
         }
         self.recorded.retain(|_, recorded| recorded.op != Some(Op::Undo));
+        // How children ended is told again, to every task that is resumed: one that failed may have
+        // been resumed since.
+        let completed = |arrival: &Arrival| {
+            let ended = serde_json::from_str::<ChildEnded>(arrival.message.get());
+            ended.is_ok_and(|ended| ended.state == State::Completed)
+        };
+        for (_, arrivals) in self.arrivals.iter_mut().filter(|(at, _)| at.starts_with(CHILD)) {
+            arrivals.retain(completed);
+        }
+        self.arrivals.retain(|_, arrivals| !arrivals.is_empty());
         // An approval was for the run it was given to; locks ended with the task.
         self.arrivals.retain(|at, _| !at.starts_with(APPROVAL) && !at.starts_with(LOCK));
         self.recorded.retain(|_, recorded| recorded.op != Some(Op::Approval));

@@ -104,19 +104,6 @@ impl Bed {
         tokio::time::timeout(PATIENCE, wait).await.expect("it comes")
     }
 
-    /// Waits until the task was told so often how a child ended.
-    pub async fn told(&self, id: TaskId, times: usize) {
-        let wait = async {
-            let mut events = self.client.events(id, 0).await.expect("the task is there");
-            let mut seen = 0;
-            while seen < times {
-                let event = events.next().await.expect("the store answers").expect("the task goes on");
-                seen += usize::from(event.kind == "child.ended");
-            }
-        };
-        tokio::time::timeout(PATIENCE, wait).await.expect("it is told");
-    }
-
     /// All events so far of a task that has ended.
     pub async fn events(&self, id: TaskId) -> Vec<Event> {
         let mut events = self.client.events(id, 0).await.expect("the task is there");
