@@ -28,6 +28,7 @@ use crate::schedule::{MAX_SCHEDULES, Schedule};
 use crate::state::{AgentState, StatePatch};
 use crate::task::{Invalid, NewTask, Phase, State, Task, TaskId, Waiting};
 
+pub mod ask;
 pub(crate) mod batch;
 pub(crate) mod clock;
 pub(crate) mod hints;
@@ -39,6 +40,7 @@ pub(crate) mod sqlite;
 #[cfg(test)]
 mod suite;
 
+pub use ask::{Ask, AskChange, AskKind, AskStatus, NewAsk};
 pub use clock::Clock;
 pub use hints::Hints;
 
@@ -349,121 +351,6 @@ impl Commit {
         let checkpoint = self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.data.len());
         256 + self.entry.bytes() + checkpoint + result
     }
-}
-
-/// What a run does with a question or an approval.
-#[derive(Clone, Debug)]
-pub enum AskChange {
-    /// It is put to people.
-    Open(NewAsk),
-    /// It is no longer open: what it asked for was used, or its time is up.
-    Close {
-        /// Which.
-        id: String,
-        /// What it is from now on. Only what is pending can expire, only what was approved be used.
-        status: AskStatus,
-    },
-}
-
-/// A question or an approval on its way to people.
-#[derive(Clone, Debug)]
-pub struct NewAsk {
-    /// Unique in the task, and never used again.
-    pub id: String,
-    /// What kind.
-    pub kind: AskKind,
-    /// The operation that waits for it.
-    pub step: String,
-    /// What is asked.
-    pub text: String,
-    /// What an approval is for, JSON: the arguments and the risk.
-    pub subject: String,
-    /// Names exactly what is approved.
-    pub digest: String,
-    /// No answer is accepted from then on, microseconds.
-    pub expires_at: Option<i64>,
-}
-
-/// What is asked of people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[repr(i16)]
-pub enum AskKind {
-    /// A question with an answer.
-    Question = 0,
-    /// An approval or a denial.
-    Approval = 1,
-}
-
-/// Where a question or an approval stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[repr(i16)]
-pub enum AskStatus {
-    /// It waits for a person.
-    Pending = 0,
-    /// A question was answered.
-    Answered = 1,
-    /// Approved, and not used yet.
-    Approved = 2,
-    /// Denied.
-    Denied = 3,
-    /// Nobody decided in time.
-    Expired = 4,
-    /// Approved, and what was approved was begun.
-    Used = 5,
-}
-
-impl AskStatus {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Pending, Self::Answered, Self::Approved, Self::Denied, Self::Expired, Self::Used];
-
-    /// The word used in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Answered => "answered",
-            Self::Approved => "approved",
-            Self::Denied => "denied",
-            Self::Expired => "expired",
-            Self::Used => "used",
-        }
-    }
-
-    pub(crate) fn from_code(code: i16) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| *status as i16 == code)
-    }
-}
-
-/// A question or an approval.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Ask {
-    /// Unique in the task.
-    pub id: String,
-    /// Whose it is.
-    pub task_id: TaskId,
-    /// What kind.
-    pub kind: AskKind,
-    /// Where it stands.
-    pub status: AskStatus,
-    /// The operation that waits for it.
-    pub step: String,
-    /// What is asked.
-    pub text: String,
-    /// What an approval is for: the arguments and the risk.
-    pub subject: serde_json::Value,
-    /// Names exactly what is approved.
-    pub digest: String,
-    /// When it was asked, microseconds.
-    pub requested_at: i64,
-    /// No answer is accepted from then on, microseconds.
-    pub expires_at: Option<i64>,
-    /// Who answered or decided.
-    pub decided_by: Option<String>,
-    /// When, microseconds.
-    pub decided_at: Option<i64>,
-    /// The answer, or why.
-    pub reason: Option<String>,
 }
 
 /// How a run ended.

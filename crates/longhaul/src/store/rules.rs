@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::{Action, Ask, AskKind, AskStatus, Cancel, CommitRefused, Control, ControlRefused};
+use super::{Action, Cancel, CommitRefused, Control, ControlRefused};
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
 use crate::run::child::{CHILD, ChildEnded};
-use crate::run::wait::{Answered, DecidedApproval, SIGNAL, check_signal};
+use crate::run::wait::{SIGNAL, check_signal};
 use crate::task::{Invalid, Phase, Priority, State, TaskId, Waiting, timestamp};
 
 /// A task that lost this many leases since its last recorded step is given up as poison.
@@ -559,99 +559,6 @@ pub(crate) fn child_ended(child: TaskId, ended: &ChildEnded) -> (Record, NewEven
     // Made of types that always serialise.
     let message = to_raw_value(ended).unwrap_or_else(|_| RawValue::NULL.to_owned());
     (Record::Arrived { at: format!("{CHILD}{child}"), message }, event)
-}
-
-/// What an answer makes of a question or an approval.
-pub(crate) struct AskDecided {
-    pub(crate) id: String,
-    pub(crate) status: AskStatus,
-    pub(crate) reason: Option<String>,
-}
-
-/// What an answer or a decision of a person does. `asks` are those of the task.
-pub(crate) fn answer(
-    head: &Head,
-    control: &Control,
-    asks: &[Ask],
-    now: i64,
-) -> Result<(Change, AskDecided), ControlRefused> {
-    let (kind, id) = match &control.action {
-        Action::Answer { id, .. } => (AskKind::Question, id),
-        Action::Approve { id, .. } => (AskKind::Approval, id),
-        _ => return Err(ControlRefused::NotFound),
-    };
-    let ask = find_ask(asks, kind, id.as_deref())?;
-    let refuse = |why: String| Err(ControlRefused::WrongState(why));
-    if ask.status != AskStatus::Pending {
-        let by = ask.decided_by.as_ref().map_or_else(String::new, |by| format!(" by {by}"));
-        return refuse(format!("it was {}{by} already; an answer counts once", ask.status.name()));
-    }
-    if let Some(expired) = ask.expires_at.filter(|&at| at <= now) {
-        return refuse(format!("it expired at {}", timestamp(expired)));
-    }
-    if head.state.is_final() {
-        return refuse(format!("the task has {} already", head.state));
-    }
-    if head.phase == Phase::Compensating {
-        return refuse("the task failed and is being undone".to_owned());
-    }
-    let by = control.by.clone();
-    let id = ask.id.clone();
-    let (status, reason, message, event) = match &control.action {
-        Action::Approve { approve, reason, digest, .. } => {
-            if reason.as_ref().is_some_and(|reason| reason.contains('\0')) {
-                return Err(Invalid::new("reason", "must have no NUL").into());
-            }
-            if digest.as_ref().is_some_and(|digest| *digest != ask.digest) {
-                return refuse(format!(
-                    "it was asked for something else (digest {}); look at it again and decide about that",
-                    ask.digest
-                ));
-            }
-            let status = if *approve { AskStatus::Approved } else { AskStatus::Denied };
-            let event = NewEvent::new(
-                "approval.decided",
-                json!({"id": id, "decision": status.name(), "by": by, "reason": reason, "digest": ask.digest}),
-            );
-            let message = DecidedApproval { id: id.clone(), approve: *approve, by, reason: reason.clone() };
-            (status, reason.clone(), to_raw_value(&message), event)
-        }
-        Action::Answer { answer, .. } => {
-            if answer.contains('\0') {
-                return Err(Invalid::new("answer", "must have no NUL").into());
-            }
-            if answer.len() > MAX_MESSAGE_BYTES {
-                let problem = format!("has {} bytes; at most {MAX_MESSAGE_BYTES} are accepted", answer.len());
-                return Err(Invalid::new("answer", problem).into());
-            }
-            let event = NewEvent::new("question.answered", json!({"id": id, "by": by, "answer": answer}));
-            let message = Answered { id: id.clone(), answer: answer.clone(), by };
-            (AskStatus::Answered, Some(answer.clone()), to_raw_value(&message), event)
-        }
-        _ => return Err(ControlRefused::NotFound),
-    };
-    // Strings and a flag always serialise.
-    let message = message.unwrap_or_else(|_| RawValue::NULL.to_owned());
-    Ok((arrive(head, ask.step.clone(), message, event, now), AskDecided { id, status, reason }))
-}
-
-/// The one that is meant: by its id, or the only open one.
-fn find_ask<'a>(asks: &'a [Ask], kind: AskKind, id: Option<&str>) -> Result<&'a Ask, ControlRefused> {
-    let what = if kind == AskKind::Approval { "approval" } else { "question" };
-    let none = |why: String| Err(ControlRefused::WrongState(why));
-    let mut known = asks.iter().filter(|ask| ask.kind == kind);
-    if let Some(id) = id {
-        return known.find(|ask| ask.id == id).map_or_else(|| none(format!("it has no {what} {id}")), Ok);
-    }
-    let open: Vec<&Ask> = known.filter(|ask| ask.status == AskStatus::Pending).collect();
-    match open.as_slice() {
-        [only] => Ok(only),
-        [] => none(format!("it waits for no {what}")),
-        several => {
-            let ids: Vec<&str> = several.iter().map(|ask| ask.id.as_str()).collect();
-            none(format!("it waits for {} {what}s; say which: {}", ids.len(), ids.join(", ")))
-        }
-    }
 }
 
 fn progress(head: &Head, status: &str, message: &str, now: i64) -> NewEvent {

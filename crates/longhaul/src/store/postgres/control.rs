@@ -12,6 +12,7 @@ use super::state::{self, States};
 use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
 use crate::state::StatePatch;
+use crate::store::ask;
 use crate::store::clock::micros;
 use crate::store::rules::{self, Change, Head};
 use crate::store::{Action, Ask, Control, ControlRefused, Controlled, QueueSettings, StoreError};
@@ -180,7 +181,7 @@ impl Desk {
     /// Decides on an answer or an approval, and notes it.
     fn answer(&mut self, head: &Head, control: &Control) -> Result<Change, ControlRefused> {
         let asks: Vec<Ask> = self.asks.iter().filter(|ask| ask.task_id == head.id).cloned().collect();
-        let (change, decided) = rules::answer(head, control, &asks, self.now)?;
+        let (change, decided) = ask::answer(head, control, &asks, self.now)?;
         let ask = self.asks.iter_mut().find(|ask| ask.task_id == head.id && ask.id == decided.id);
         if let Some(ask) = ask {
             ask.status = decided.status;

@@ -4,7 +4,8 @@ use rusqlite::{Connection, Row};
 
 use super::rows::{self, Id};
 use super::{Tx, store_error};
-use crate::store::rules::{self, AskDecided, Change, Head};
+use crate::store::ask::{self, AskDecided};
+use crate::store::rules::{Change, Head};
 use crate::store::{Ask, AskChange, AskKind, AskStatus, Commit, Control, ControlRefused, StoreError};
 use crate::task::TaskId;
 
@@ -45,7 +46,7 @@ pub(super) fn decide(
     control: &Control,
 ) -> Result<Result<Change, ControlRefused>, StoreError> {
     let asks = of_task(tx.sql, head.id).map_err(store_error)?;
-    let (change, decided) = match rules::answer(head, control, &asks, tx.now) {
+    let (change, decided) = match ask::answer(head, control, &asks, tx.now) {
         Ok(decided) => decided,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -59,15 +60,15 @@ pub(super) fn decide(
 
 pub(super) fn of_task(sql: &Connection, task: TaskId) -> rusqlite::Result<Vec<Ask>> {
     let mut select = sql.prepare_cached(include_str!("sql/asks.sql"))?;
-    select.query_map([Id::from(task)], ask)?.collect()
+    select.query_map([Id::from(task)], read)?.collect()
 }
 
 pub(super) fn open(sql: &Connection, tenant: &str, now: i64) -> rusqlite::Result<Vec<Ask>> {
     let mut select = sql.prepare_cached(include_str!("sql/asks_open.sql"))?;
-    select.query_map((tenant, now), ask)?.collect()
+    select.query_map((tenant, now), read)?.collect()
 }
 
-fn ask(row: &Row<'_>) -> rusqlite::Result<Ask> {
+fn read(row: &Row<'_>) -> rusqlite::Result<Ask> {
     let kind =
         if row.get::<_, i16>(2)? == AskKind::Approval as i16 { AskKind::Approval } else { AskKind::Question };
     let status: i16 = row.get(3)?;
