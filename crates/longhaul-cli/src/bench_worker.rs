@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use longhaul::{Client, Effect, Run, TaskError, Worker};
 use serde::{Deserialize, Serialize};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::BenchWorkerArgs;
 use crate::exit::Failure;
+use crate::worker::run_until_told;
 
 /// Does nothing, durably.
 pub(crate) async fn noop(_run: Run, _input: ()) -> Result<(), TaskError> {
@@ -205,15 +205,5 @@ pub(crate) async fn run(args: BenchWorkerArgs) -> Result<(), Failure> {
             .handler("deploy", move |run, input| deploy(Arc::clone(&deploys), run, input))
             .handler("branches", move |run, rounds| branches(Arc::clone(&races), run, rounds));
     }
-    let mut terminate = signal(SignalKind::terminate())
-        .map_err(|error| Failure::internal(format!("cannot hear signals: {error}")))?;
-    worker
-        .run(async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-        })
-        .await?;
-    Ok(())
+    run_until_told(worker).await
 }

@@ -17,6 +17,11 @@ pub(crate) async fn run(args: WorkerArgs) -> Result<(), Failure> {
     tracing::info!(handlers = names.join(", "), queues = args.queues.join(", "), "working");
     let worker = Worker::new(&client).slots(args.workers).queues(args.queues).lease(args.lease).drain(args.drain);
     let worker = saga::register(worker, manifests);
+    run_until_told(worker).await
+}
+
+/// Runs a worker until SIGTERM or Ctrl-C, and then lets it drain.
+pub(crate) async fn run_until_told(worker: Worker) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate())
         .map_err(|error| Failure::internal(format!("cannot hear signals: {error}")))?;
     worker
