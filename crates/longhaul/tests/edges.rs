@@ -463,3 +463,30 @@ async fn a_cancel_of_a_task_that_undoes_reaches_its_children(bed: Bed) {
     assert_eq!(child.state, State::Cancelled);
     worker.stop().await;
 }
+
+/// What must be undone cannot be read any more: that is how the task ends, not a run again and again.
+#[tokio::test]
+async fn a_task_whose_damaged_log_hides_what_to_undo_ends_and_says_so() {
+    let bed = Bed::sqlite().await;
+    let worker = || {
+        Worker::new(&bed.client).handler("h", |run: Run, (): ()| async move {
+            let made = run.saga().step("a", || async { Ok::<_, TaskError>(()) });
+            made.undo(|()| async { Ok::<_, TaskError>(()) }).await?;
+            run.signal::<()>("never").await
+        })
+    };
+    let first = worker().start().await.expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    bed.waiting_for(id, "signal").await;
+    first.stop().await;
+    let file = rusqlite::Connection::open(bed.url.trim_start_matches("sqlite:")).expect("opens");
+    let damage = "UPDATE log SET records = '[{\"done\":' WHERE seq > 1 AND records IS NOT NULL";
+    assert!(file.execute(damage, ()).expect("written") > 0);
+    bed.client.cancel(id, None).await.expect("cancelled");
+    let second = worker().start().await.expect("starts");
+    let task = bed.ended(id).await;
+    let error = task.error.expect("says why");
+    assert_eq!((task.state, error.code.as_str()), (State::Failed, "compensation_failed"));
+    assert_eq!(error.cause.expect("the damage").code, "journal_damaged");
+    second.stop().await;
+}

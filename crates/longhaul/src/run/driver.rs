@@ -138,7 +138,12 @@ impl Driver {
         };
         if !self.run.desk().is_loaded() {
             tokio::select! {
-                loaded = self.load() => if let Err(error) = loaded { return Err(End::Interrupted(error)) },
+                loaded = self.load() => match loaded {
+                    Ok(()) => {}
+                    // The handler's error is that very damage.
+                    Err(error) if !error.retryable && matches!(end, End::Returned(_)) => return Ok(None),
+                    Err(error) => return Err(End::Interrupted(error)),
+                },
                 end = self.interrupted() => return Err(end),
             }
         }
@@ -186,10 +191,10 @@ impl Driver {
     async fn undo_all(&self, state: State, error: TaskError) -> End {
         self.run.inner.closed.send_replace(false);
         match self.run_handler(Box::pin(undo_all(self.run.clone()))).await {
-            End::Returned(Ok(report)) => {
-                let report = serde_json::from_str(report.get()).unwrap_or_default();
-                End::Undone { state, error, report }
-            }
+            End::Returned(Ok(report)) => match serde_json::from_str(report.get()) {
+                Ok(report) => End::Undone { state, error, report },
+                Err(unread) => End::Interrupted(unread.into()),
+            },
             End::Returned(Err(error)) => End::Interrupted(error),
             end => end,
         }
@@ -619,9 +624,16 @@ impl Driver {
         self.failed_for_good(error, false)
     }
 
-    /// Tries again later; nothing of what has to be undone is given up.
+    /// Tries again later; nothing of what has to be undone is given up, unless trying again cannot
+    /// help.
     fn interrupted_by(&self, error: &TaskError) -> Commit {
         tracing::warn!(task = %self.run.id(), %error, "undoing was interrupted");
+        if !error.retryable {
+            let message = format!("what was done could not be undone: {}", error.message);
+            let failed = TaskError::fatal("compensation_failed", message).caused_by(error.clone());
+            self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": failed})));
+            return self.failed_for_good(failed, false);
+        }
         let after = self.manners.retry.delay(self.run.inner.lease.attempts + 1);
         let event = self.run.progress_event("compensating", 0, 0, None, &error.message);
         let outcome = Outcome::Retry { error: error.clone(), after };

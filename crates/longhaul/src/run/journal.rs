@@ -209,7 +209,6 @@ impl Journal {
         self.arrivals.retain(|_, arrivals| !arrivals.is_empty());
         // An approval was for the run it was given to; locks ended with the task.
         self.arrivals.retain(|at, _| !at.starts_with(APPROVAL) && !at.starts_with(LOCK));
-        self.recorded.retain(|_, recorded| recorded.op != Some(Op::Approval));
         self.unfinished.retain(|_, unfinished| unfinished.wait.is_none());
     }
 
