@@ -38,6 +38,7 @@ mod keys;
 mod lease;
 mod limits;
 mod lock;
+mod locked;
 mod log;
 mod outcome;
 mod reads;

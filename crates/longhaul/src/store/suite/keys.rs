@@ -35,6 +35,7 @@ async fn the_same_key_and_content_is_the_same_task_whatever_became_of_it(bed: Be
     assert_eq!((known.id, known.new), (lease.task, false));
     assert_eq!(known.created_at, bed.task(lease.task).await.created_at.as_microsecond());
     assert!(bed.find(respelt.id).await.is_none());
+    assert!(bed.log(respelt.id).await.is_empty(), "nothing is kept of what was not accepted");
 }
 
 async fn other_content_under_a_known_key_is_a_conflict(bed: Bed) {

@@ -121,6 +121,15 @@ async fn a_recorded_step_clears_the_crashes_and_anything_else_does_not(bed: Bed)
     assert_eq!(bed.task(lease.task).await.crashes, 1);
 }
 
+async fn a_step_recorded_with_the_end_of_its_run_clears_the_crashes_too(bed: Bed) {
+    let lost = bed.running().await;
+    bed.lose(&lost).await;
+    let lease = bed.claim_one().await;
+    assert_eq!(lease.crashes, 1);
+    bed.commit(write(&lease, 1).step("one").outcome(Outcome::Released)).await.expect("written");
+    assert_eq!(bed.task(lease.task).await.crashes, 0);
+}
+
 async fn a_cancelled_task_that_is_handed_back_goes_forward_no_more(bed: Bed) {
     for outcome in [Outcome::Released, retry(0), suspended("signal", "go", Some(1))] {
         let lease = bed.running().await;
@@ -180,6 +189,7 @@ on_every_store![
     a_suspended_task_is_woken_by_the_time_with_its_old_rank,
     a_task_handed_back_costs_nothing_and_is_ready_at_once,
     a_recorded_step_clears_the_crashes_and_anything_else_does_not,
+    a_step_recorded_with_the_end_of_its_run_clears_the_crashes_too,
     a_cancelled_task_that_is_handed_back_goes_forward_no_more,
     a_suspended_step_in_doubt_waits_for_a_decision_about_it,
     a_deadline_passes_for_a_task_that_waits_for_its_retry,

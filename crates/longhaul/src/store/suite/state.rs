@@ -142,6 +142,19 @@ async fn the_state_stays_readable_after_the_end(bed: Bed) {
     assert_eq!(read(&bed, lease.task).await.expect("there").1.goal, "kept");
 }
 
+async fn a_fork_that_was_accepted_before_keeps_the_state_it_has_come_to(bed: Bed) {
+    let mut fork = NewTask::new("h", &1);
+    let prefix = vec![Record::Patched { patch: goal("taken over"), version: 1 }];
+    fork.fork = Some((TaskId::new(), prefix));
+    let lease = bed.running_as(fork.clone()).await;
+    let patched = write(&lease, 1).event("state.patched").with(|commit| commit.patches = vec![goal("own")]);
+    bed.commit(patched).await.expect("written");
+    let again = bed.try_submit(&fork).await.expect("known");
+    assert_eq!((again.id, again.new), (lease.task, false));
+    let (version, state) = read(&bed, lease.task).await.expect("there");
+    assert_eq!((version, state.goal.as_str()), (2, "own"));
+}
+
 on_every_store![
     a_task_has_no_state_until_it_is_patched,
     each_patch_is_a_version_an_event_and_a_record,
@@ -150,4 +163,5 @@ on_every_store![
     concurrent_patches_without_a_version_are_all_applied,
     the_patches_of_a_commit_are_applied_in_order,
     the_state_stays_readable_after_the_end,
+    a_fork_that_was_accepted_before_keeps_the_state_it_has_come_to,
 ];
