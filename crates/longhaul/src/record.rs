@@ -114,6 +114,8 @@ pub(crate) enum Record {
     Undoing { state: State, error: TaskError },
     /// What a step did was undone.
     Undone { part: u32, step: String },
+    /// A question or an approval is no longer asked: the handler went on without it.
+    Withdrawn { part: u32, step: String },
     /// Copied from the task this one was forked from: a step that is not repeated here, and not
     /// undone either.
     Inherited { part: u32, step: String, op: Op, result: Box<RawValue> },
@@ -130,6 +132,7 @@ impl Record {
             | Self::Decided { step, .. }
             | Self::Wait { step, .. }
             | Self::Undone { step, .. }
+            | Self::Withdrawn { step, .. }
             | Self::Inherited { step, .. } => Some(step),
             Self::Input(_)
             | Self::Patched { .. }

@@ -428,6 +428,12 @@ pub enum CommitRefused {
     /// The deadline has passed; nothing forward is accepted any more.
     #[error("the deadline has passed")]
     DeadlineExceeded,
+    /// An approval that was given in time was to be used too late.
+    #[error("approval {id} has expired")]
+    ApprovalExpired {
+        /// Which.
+        id: String,
+    },
     /// Others wrote to the log since; read on and decide again.
     #[error("the log has grown to {last_seq}")]
     Stale {

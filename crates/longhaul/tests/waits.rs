@@ -44,6 +44,8 @@ on_every_store!(
     a_wait_that_lost_a_select_leaves_its_signal_to_the_next_one,
     a_question_is_put_once_and_its_answer_is_given_to_the_handler,
     an_approval_is_for_these_arguments_once_and_in_time,
+    an_approval_that_nobody_was_there_to_use_in_time_is_none,
+    what_the_handler_went_on_without_is_no_longer_asked,
     waits_of_one_kind_at_the_same_time_are_told_apart_by_keys,
     a_denial_fails_the_task_and_names_who_and_why,
     an_approval_is_asked_for_again_after_a_resume,
@@ -220,6 +222,67 @@ async fn an_approval_is_for_these_arguments_once_and_in_time(bed: Bed) {
     assert_eq!(statuses, [AskStatus::Used, AskStatus::Expired]);
     let paid = bed.kinds(id).await.iter().filter(|kind| *kind == "money.paid").count();
     assert_eq!(paid, 1);
+    worker.stop().await;
+}
+
+/// Pays when it is approved within a day.
+async fn pays(run: Run) -> Result<String, TaskError> {
+    let approval = run.approve("Pay?", Risk::ExternalAction).expires(DAY).await?;
+    run.publish("money.paid", &approval.by).await?;
+    Ok(approval.by)
+}
+
+async fn an_approval_that_nobody_was_there_to_use_in_time_is_none(bed: Bed) {
+    let worker = start(&bed, pays).await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    worker.stop().await;
+    bed.client.acting_as("ann").approve(id, None, None, None).await.expect("in time");
+    assert_eq!(only_ask(&bed.client, id).await.status, AskStatus::Approved);
+    bed.client.clock().advance(DAY);
+    let worker = start(&bed, pays).await;
+    let task = bed.ended(id).await;
+    let error = task.error.expect("says why");
+    assert_eq!((task.state, error.code.as_str()), (State::Failed, "approval_expired"));
+    assert!(error.message.contains("ann approved it"), "{}", error.message);
+    assert_eq!(only_ask(&bed.client, id).await.status, AskStatus::Expired);
+    assert!(!bed.kinds(id).await.contains(&"money.paid".to_owned()));
+    worker.stop().await;
+}
+
+async fn what_the_handler_went_on_without_is_no_longer_asked(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        tokio::select! {
+            asked = run.ask("Which one?") => return asked,
+            skipped = run.signal::<()>("skip") => skipped?,
+        }
+        let approved = run.approve("The first?", Risk::WriteLocal).key("first").into_future();
+        tokio::select! {
+            approved = approved => drop(approved?),
+            skipped = run.signal::<()>("skip") => skipped?,
+        }
+        Ok(run.approve("The second?", Risk::WriteLocal).await?.by)
+    })
+    .await;
+    let id = submit(&bed).await;
+    for (kind, told) in [("question", "question.withdrawn"), ("approval", "approval.withdrawn")] {
+        bed.waiting_for(id, kind).await;
+        let open = bed.client.open_asks().await.expect("read");
+        assert_eq!(open.len(), 1, "{open:?}");
+        bed.client.signal(id, "skip", &()).await.expect("sent");
+        let withdrawn = bed.event(id, told).await;
+        assert_eq!(withdrawn.data["id"], open[0].id.as_str());
+        let late = match kind {
+            "question" => refusal(bed.client.answer(id, Some(&open[0].id), "this").await),
+            _ => refusal(bed.client.approve(id, Some(&open[0].id), None, None).await),
+        };
+        assert!(late.contains("expired already"), "{late}");
+    }
+    bed.waiting_for(id, "approval").await;
+    bed.client.acting_as("ann").approve(id, None, None, None).await.expect("only one is open");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "\"ann\"");
+    let statuses: Vec<_> = bed.client.asks(id).await.expect("read").iter().map(|ask| ask.status).collect();
+    assert_eq!(statuses, [AskStatus::Expired, AskStatus::Expired, AskStatus::Used]);
     worker.stop().await;
 }
 

@@ -189,6 +189,10 @@ pub(super) struct Desk {
     left: HashSet<Key>,
     /// The newest event of the task that an operation was told of.
     heard: u64,
+    /// Questions and approvals whose operations are gone.
+    dropped: Vec<(Key, Op)>,
+    /// Approvals that the store found expired when they were to be used.
+    expired: HashSet<String>,
 }
 
 impl Desk {
@@ -218,6 +222,8 @@ impl Desk {
             wants_journal: false,
             left: HashSet::new(),
             heard: 0,
+            dropped: Vec::new(),
+            expired: HashSet::new(),
         }
     }
 
@@ -285,6 +291,15 @@ impl Desk {
         }
         self.waiting_for_disk.push((batch, cx.waker().clone()));
         Poll::Pending
+    }
+
+    /// Waits until the use of an approval, gathered as `batch`, is on disk; `false` when the store says
+    /// that it has expired.
+    pub(super) fn poll_used(&mut self, batch: u64, id: &str, cx: &mut Context<'_>) -> Poll<bool> {
+        if self.expired.remove(id) {
+            return Poll::Ready(false);
+        }
+        self.poll_disk(batch, cx).map(|()| true)
     }
 
     /// The operation waits for something outside; nothing of it is under way.
@@ -358,10 +373,40 @@ impl Desk {
 
     /// The operation is over, or was dropped.
     pub(super) fn leave(&mut self, key: &Key) {
+        let ticket = self.tickets.remove(key);
+        let op = ticket.as_ref().map(|ticket| ticket.op);
+        if let Some(op @ (Op::Question | Op::Approval)) = op {
+            self.dropped.push((key.clone(), op));
+        }
         let given = |ticket: Ticket| matches!(ticket.stage, Stage::Released(_) | Stage::Working | Stage::Resting);
-        if !self.tickets.remove(key).is_some_and(given) {
+        if !ticket.is_some_and(given) {
             self.left.insert(key.clone());
         }
+    }
+
+    /// Takes back what was asked of people by operations that are gone, once the handler has gone on
+    /// without them. Those of a handler that ended or was dropped are not taken back: another run may
+    /// ask for the same.
+    fn take_back(&mut self) {
+        if self.dropped.is_empty() || self.closing || !self.loaded {
+            return;
+        }
+        let on_its_way = self.commit_under_way || !self.outgoing.records.is_empty();
+        let mut later = Vec::new();
+        for (key, op) in std::mem::take(&mut self.dropped) {
+            match self.journal.unfinished(&key).wait {
+                Some((_, Some(id))) => {
+                    let kind = format!("{}.withdrawn", op.name());
+                    let event = NewEvent::of_step(&kind, &key.1, serde_json::json!({"id": id}));
+                    self.outgoing.asks.push(AskChange::Expire { id });
+                    self.note(Record::Withdrawn { part: key.0, step: key.1 }, event);
+                }
+                // It may have been asked just now.
+                _ if on_its_way => later.push((key, op)),
+                _ => {}
+            }
+        }
+        self.dropped = later;
     }
 
     /// Recorded names that the handler did not ask for.
@@ -411,6 +456,7 @@ impl Desk {
                 format!("'{name}' is under way; take a checkpoint when nothing else is"),
             ));
         }
+        self.take_back();
         let part = self.part + 1;
         self.part = part;
         self.counts.clear();
@@ -474,6 +520,7 @@ impl Desk {
         if self.release() || self.start() {
             return Next::Poll;
         }
+        self.take_back();
         let only_waits = !self.tickets.is_empty()
             && self.tickets.values().all(|ticket| matches!(ticket.stage, Stage::Waiting(_)));
         match self.next_write() {
@@ -731,6 +778,23 @@ impl Desk {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// A commit was refused because an approval has expired: its use is not written, everything else
+    /// is.
+    pub(super) fn without_use(&mut self, id: &str) {
+        let Outgoing { asks, records, events, .. } = &mut self.outgoing;
+        for used in asks.extract_if(.., |change| change.used() == Some(id)) {
+            let AskChange::Use { id, step } = used else { continue };
+            records.retain(
+                |record| !matches!(record, Record::Done { op: Op::Approval, step: of, .. } if *of == step),
+            );
+            events.retain(|event| event.kind != "step.completed" || event.step.as_ref() != Some(&step));
+            self.expired.insert(id);
+        }
+        for (_, waker) in std::mem::take(&mut self.waiting_for_disk) {
+            waker.wake();
+        }
     }
 
     /// Nothing of the commit was or can be written, nor anything that was gathered since.

@@ -483,6 +483,10 @@ impl Driver {
                     CommitRefused::Fenced { .. } => return Some(End::Lost),
                     CommitRefused::Cancelled => return Some(End::Cancelled),
                     CommitRefused::DeadlineExceeded => return Some(End::DeadlineExceeded),
+                    CommitRefused::ApprovalExpired { id } => {
+                        desk.without_use(&id);
+                        Ok(())
+                    }
                     CommitRefused::Stale { .. } => match others {
                         Ok(others) => desk.load(&others, false),
                         Err(error) => Err(TaskError::retryable("store", error.to_string())),
@@ -520,6 +524,12 @@ impl Driver {
         let other = match self.offer(commit).await {
             Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
             Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
+            Ok(Err(CommitRefused::ApprovalExpired { id })) => {
+                let mut desk = self.run.desk();
+                desk.not_committed();
+                desk.without_use(&id);
+                return Some(end);
+            }
             Ok(Err(CommitRefused::Stale { .. })) => {
                 // Others wrote to the log meanwhile; what was gathered follows theirs.
                 self.run.desk().not_committed();

@@ -28,6 +28,11 @@ pub(crate) const LOCK: &str = "lock/";
 /// Where decisions on approvals arrive.
 pub(crate) const APPROVAL: &str = "approval/";
 
+/// Where the decision on an approval of this name arrives.
+fn approval_address(part: u32, step: &str) -> String {
+    format!("{APPROVAL}{part}/{step}")
+}
+
 /// What the undo of a step is called, in whichever part of the journal it is recorded.
 pub(super) fn undo_name((part, step): &Key) -> String {
     if *part == 0 { format!("undo {step}") } else { format!("undo {part}/{step}") }
@@ -136,6 +141,9 @@ impl Journal {
                     Some(TaskError::in_doubt("interrupted", "the worker was lost while the effect was under way"));
             }
             Record::Done { step, op, result, undoable, .. } => {
+                if op == Op::Approval {
+                    self.arrivals.remove(&approval_address(part, &step));
+                }
                 if undoable {
                     self.undoable.insert(self.order, ((part, step.clone()), result.clone()));
                 }
@@ -145,7 +153,11 @@ impl Journal {
                 let entry = self.unfinished.entry((part, step)).or_default();
                 (entry.tries, entry.doubt) = (attempt, None);
             }
-            Record::Failed { step, error, last: true, .. } => self.end((part, step), None, Err(error)),
+            Record::Failed { step, error, last: true, .. } => {
+                // An approval that was given and not used in its time is none.
+                self.arrivals.remove(&approval_address(part, &step));
+                self.end((part, step), None, Err(error));
+            }
             Record::InDoubt { step, attempt, error, .. } => {
                 let entry = self.unfinished.entry((part, step)).or_default();
                 (entry.tries, entry.doubt) = (attempt, Some(error));
@@ -166,6 +178,9 @@ impl Journal {
                 let key = (part, step);
                 self.undoable.retain(|_, (known, _)| *known != key);
                 self.undone.push(key);
+            }
+            Record::Withdrawn { part, step } => {
+                self.unfinished.remove(&(part, step));
             }
             Record::Inherited { part, step, op, result } => self.end((part, step), Some(op), Ok(result)),
         }
@@ -196,7 +211,8 @@ impl Journal {
             self.recorded.remove(&key);
             *self.generations.entry(key).or_default() += 1;
         }
-        self.recorded.retain(|_, recorded| recorded.op != Some(Op::Undo));
+        // An approval was for the run it was given to.
+        self.recorded.retain(|_, recorded| !matches!(recorded.op, Some(Op::Undo | Op::Approval)));
         // How children ended is told again, to every task that is resumed: one that failed may have
         // been resumed since.
         let completed = |arrival: &Arrival| {
@@ -207,7 +223,7 @@ impl Journal {
             arrivals.retain(completed);
         }
         self.arrivals.retain(|_, arrivals| !arrivals.is_empty());
-        // An approval was for the run it was given to; locks ended with the task.
+        // Locks ended with the task.
         self.arrivals.retain(|at, _| !at.starts_with(APPROVAL) && !at.starts_with(LOCK));
         self.unfinished.retain(|_, unfinished| unfinished.wait.is_none());
     }
@@ -262,7 +278,7 @@ impl Journal {
                 false => Vec::new(),
             };
             let key = (part, step);
-            if !undone.contains(&key) && !children.iter().any(unheard) && op != Op::Undo {
+            if !undone.contains(&key) && !children.iter().any(unheard) && !matches!(op, Op::Undo | Op::Approval) {
                 let (part, step) = key;
                 all.push((recorded.order, Record::Inherited { part, step, op, result }));
             }

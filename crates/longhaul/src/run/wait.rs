@@ -19,13 +19,13 @@ use uuid::Uuid;
 
 use super::desk::{Address, Asking, Turn, Unfinished};
 use super::journal::APPROVAL;
-use super::step::decode;
+use super::step::{decode, encode};
 use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
 use crate::record::{Effect, Op, Record};
 use crate::store::clock::micros;
-use crate::store::{AskChange, AskKind, AskStatus, NewAsk};
+use crate::store::{AskChange, AskKind, NewAsk};
 use crate::task::{Invalid, Waiting, check_name, timestamp};
 
 /// Where signals arrive.
@@ -90,15 +90,16 @@ impl Run {
     /// Asks a person to allow something and waits for the decision, given with
     /// [`Client::approve`](crate::Client::approve) or [`Client::deny`](crate::Client::deny). The
     /// approval is for exactly this text, risk and [arguments](Approve::arguments), can be used
-    /// once, and must be given within 24 hours unless said otherwise. A denial is the error
-    /// `denied`, a decision that did not come in time `approval_expired`; neither is tried again.
+    /// once, and must be given and used within 24 hours unless said otherwise. A denial is the error
+    /// `denied`, a decision that did not come in time, or that nobody was there to use in time,
+    /// `approval_expired`; neither is tried again.
     pub fn approve(&self, what: impl Into<String>, risk: Risk) -> Approve {
         let (what, arguments) = (what.into(), Ok(Value::Null));
         Approve { run: self.clone(), key: None, what, risk, arguments, expires: APPROVAL_TIME }
     }
 
     /// Puts something to a person, once, and waits for what they say.
-    async fn ask_person(&self, operation: &Operation, put: Put) -> Result<Box<RawValue>, TaskError> {
+    async fn ask_person(&self, operation: &Operation, put: &Put) -> Result<Box<RawValue>, TaskError> {
         if put.text.contains('\0') {
             return Err(TaskError::fatal("bad_arguments", "what is asked must have no NUL"));
         }
@@ -107,7 +108,7 @@ impl Run {
                 Turn::Recorded(outcome) => return outcome,
                 Turn::Start(started) => started,
             };
-            let (until, id) = self.put(operation, started, &put).await;
+            let (until, id) = self.put(operation, started, put).await;
             self.desk().wait(&operation.key, operation.waiting(put.kind(), &id, until));
             let Some(until) = until else { continue };
             let turn = tokio::select! {
@@ -115,7 +116,7 @@ impl Run {
                 turn = operation.turn() => turn,
                 () = tokio::time::sleep_until(self.instant_of(until)) => {
                     self.desk().stop_waiting(&operation.key);
-                    self.expire(operation, id, until, &put).await;
+                    self.expire(operation, id, until, put).await;
                     continue;
                 }
             };
@@ -169,12 +170,45 @@ impl Run {
             AskKind::Question => TaskError::fatal("question_expired", message),
             AskKind::Approval => TaskError::fatal("approval_expired", message),
         };
-        let error = error.detail("step", step.clone()).detail("id", id.clone());
+        let error = error.detail("step", step).detail("id", id.clone());
+        self.expired(operation, id, error).await;
+    }
+
+    /// Records that its time is up.
+    async fn expired(&self, operation: &Operation, id: String, error: TaskError) {
+        let step = operation.key.1.clone();
         let event = NewEvent::of_step("step.failed", &step, json!({"error": error, "last": true}));
-        self.desk().ask_changed(AskChange::Close { id, status: AskStatus::Expired });
         let started = self.now_micros();
         let record = Record::Failed { step, effect: Effect::Read, attempt: 1, started, last: true, error };
-        operation.record(record, [event]).await;
+        let batch = {
+            let mut desk = self.desk();
+            desk.ask_changed(AskChange::Expire { id });
+            desk.record(record, [event])
+        };
+        operation.on_disk(batch).await;
+    }
+
+    /// Records what was decided, once. An approval is used in the transaction that records it, and the
+    /// store's clock decides whether that is in time: whoever was away for too long has none.
+    async fn settle(&self, operation: &Operation, decided: DecidedApproval) -> Result<(), TaskError> {
+        let (id, step) = (decided.id.clone(), operation.key.1.clone());
+        let approve = decided.approve;
+        let late = format!("{} approved it, but it was not used before it expired", decided.by);
+        let result = encode(&operation.key, &DecidedApproval { settled: true, ..decided })?;
+        let event = NewEvent::of_step("step.completed", &step, json!({"kind": "approval", "id": id}));
+        let batch = {
+            let mut desk = self.desk();
+            if approve {
+                desk.ask_changed(AskChange::Use { id: id.clone(), step: step.clone() });
+            }
+            desk.record(operation.done(self.now_micros(), result), [event])
+        };
+        let in_time = std::future::poll_fn(|cx| self.desk().poll_used(batch, &id, cx)).await;
+        if !in_time {
+            let error = TaskError::fatal("approval_expired", late).detail("step", step).detail("id", id.clone());
+            self.expired(operation, id, error).await;
+        }
+        Ok(())
     }
 }
 
@@ -324,7 +358,7 @@ impl IntoFuture for Question {
         let put = Put { kind: AskKind::Question, text: question, subject: Value::Null, digest, expires };
         Box::pin(async move {
             let operation = operation?;
-            let message = run.ask_person(&operation, put).await?;
+            let message = run.ask_person(&operation, &put).await?;
             Ok(decode::<Answered>(&operation.key, &message)?.answer)
         })
     }
@@ -374,7 +408,7 @@ impl Approve {
         self
     }
 
-    /// Until when it can be decided.
+    /// For how long it can be decided and used.
     pub fn expires(mut self, time: Duration) -> Self {
         self.expires = time;
         self
@@ -399,6 +433,9 @@ pub(crate) struct DecidedApproval {
     pub(crate) approve: bool,
     pub(crate) by: String,
     pub(crate) reason: Option<String>,
+    /// The run has taken note of it, and used it if it was approved.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) settled: bool,
 }
 
 impl IntoFuture for Approve {
@@ -415,11 +452,16 @@ impl IntoFuture for Approve {
             let digest = digest(&json!({"what": what, "risk": risk, "arguments": arguments}));
             let subject = json!({"risk": risk, "arguments": arguments});
             let put = Put { kind: AskKind::Approval, text: what, subject, digest, expires: Some(expires) };
-            let message = run.ask_person(&operation, put).await?;
-            let decided: DecidedApproval = decode(&operation.key, &message)?;
-            let DecidedApproval { id, approve, by, reason } = decided;
+            let decided = loop {
+                let message = run.ask_person(&operation, &put).await?;
+                let decided: DecidedApproval = decode(&operation.key, &message)?;
+                if decided.settled {
+                    break decided;
+                }
+                run.settle(&operation, decided).await?;
+            };
+            let DecidedApproval { id, approve, by, reason, .. } = decided;
             if approve {
-                run.desk().ask_changed(AskChange::Close { id: id.clone(), status: AskStatus::Used });
                 return Ok(Approval { id, by, reason });
             }
             let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));

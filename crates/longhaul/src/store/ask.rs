@@ -16,13 +16,30 @@ use crate::task::{Invalid, Phase, TaskId, timestamp};
 pub enum AskChange {
     /// It is put to people.
     Open(NewAsk),
-    /// It is no longer open: what it asked for was used, or its time is up.
-    Close {
+    /// What was approved is used: once, and not after its time
+    /// ([`CommitRefused::ApprovalExpired`](super::CommitRefused::ApprovalExpired)).
+    Use {
         /// Which.
         id: String,
-        /// What it is from now on. Only what is pending can expire, only what was approved be used.
-        status: AskStatus,
+        /// The operation that uses it.
+        step: String,
     },
+    /// It is no longer open: its time is up, or the task has moved on. What was decided before counts,
+    /// unless its time is up.
+    Expire {
+        /// Which.
+        id: String,
+    },
+}
+
+impl AskChange {
+    /// The approval that it uses.
+    pub(crate) fn used(&self) -> Option<&str> {
+        match self {
+            Self::Use { id, .. } => Some(id),
+            _ => None,
+        }
+    }
 }
 
 /// A question or an approval on its way to people.
@@ -178,7 +195,8 @@ pub(crate) fn answer(
                 "approval.decided",
                 json!({"id": id, "decision": status.name(), "by": by, "reason": reason, "digest": ask.digest}),
             );
-            let message = DecidedApproval { id: id.clone(), approve: *approve, by, reason: reason.clone() };
+            let message =
+                DecidedApproval { id: id.clone(), approve: *approve, by, reason: reason.clone(), settled: false };
             (status, reason.clone(), to_raw_value(&message), event)
         }
         Action::Answer { answer, .. } => {

@@ -279,6 +279,8 @@ pub(crate) struct CommitCheck {
     pub(crate) last_seq: u64,
     pub(crate) cancelled: bool,
     pub(crate) deadline: Option<i64>,
+    /// An approval that the commit uses, and that has expired.
+    pub(crate) expired: Option<String>,
 }
 
 /// The verdict on a commit.
@@ -310,6 +312,9 @@ pub(crate) fn check_commit(row: Option<&CommitCheck>, commit: &super::Commit, no
     }
     if commit.known_seq.is_some_and(|known| known < row.last_seq) {
         return Verdict::Refuse(CommitRefused::Stale { last_seq: row.last_seq });
+    }
+    if let Some(id) = &row.expired {
+        return Verdict::Refuse(CommitRefused::ApprovalExpired { id: id.clone() });
     }
     Verdict::Write
 }

@@ -1,5 +1,7 @@
 //! What is asked of people. Whoever writes here has the task's row locked.
 
+use std::collections::HashMap;
+
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -25,11 +27,8 @@ pub(super) async fn write(tx: &Tx, accepted: &[(&Commit, u64, i64)]) -> Result<(
                     opened.digests.push(&ask.digest);
                     opened.expire.push(ask.expires_at);
                 }
-                AskChange::Close { id, status } => {
-                    closed.tasks.push(commit.task.0);
-                    closed.ids.push(id);
-                    closed.statuses.push(*status as i16);
-                }
+                AskChange::Use { id, .. } => closed.push(commit, id, AskStatus::Used),
+                AskChange::Expire { id } => closed.push(commit, id, AskStatus::Expired),
             }
         }
     }
@@ -43,7 +42,7 @@ pub(super) async fn write(tx: &Tx, accepted: &[(&Commit, u64, i64)]) -> Result<(
     }
     if !closed.ids.is_empty() {
         let c = &closed;
-        tx.execute(include_str!("sql/ask_close.sql"), &[&c.tasks, &c.ids, &c.statuses]).await?;
+        tx.execute(include_str!("sql/ask_close.sql"), &[&c.tasks, &c.ids, &c.statuses, &now]).await?;
     }
     Ok(())
 }
@@ -65,6 +64,29 @@ struct Closed<'a> {
     tasks: Vec<Uuid>,
     ids: Vec<&'a str>,
     statuses: Vec<i16>,
+}
+
+impl<'a> Closed<'a> {
+    fn push(&mut self, commit: &Commit, id: &'a str, status: AskStatus) {
+        self.tasks.push(commit.task.0);
+        self.ids.push(id);
+        self.statuses.push(status as i16);
+    }
+}
+
+/// Approvals that these commits use and that have expired, by task.
+pub(super) async fn expired<'a>(
+    tx: &Tx,
+    commits: impl Iterator<Item = &'a Commit>,
+    offset: i64,
+) -> Result<HashMap<Uuid, String>, StoreError> {
+    let used = |commit: &'a Commit| commit.asks.iter().filter_map(|ask| Some((commit.task.0, ask.used()?)));
+    let (tasks, ids): (Vec<Uuid>, Vec<&str>) = commits.flat_map(used).unzip();
+    if tasks.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let rows = tx.rows(include_str!("sql/ask_expired.sql"), &[&tasks, &ids, &offset]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
 /// Those of these tasks, oldest first.

@@ -15,7 +15,7 @@ use super::rows::{get_state, get_u32, get_u64, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, state};
 use crate::store::clock::micros;
 use crate::store::rules::{self, CommitCheck, Verdict};
-use crate::store::{Commit, CommitRefused, Committed, Outcome, StoreError};
+use crate::store::{AskChange, Commit, CommitRefused, Committed, Outcome, StoreError};
 use crate::task::{State, Waiting};
 
 type Answer = Result<Committed, CommitRefused>;
@@ -135,6 +135,7 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
         &o.errors,
         &c.undoable,
         &c.phases,
+        &o.uses,
     ];
     let (begun, rows) = join(tx.begin(), tx.query(&statement, params)).await;
     begun?;
@@ -206,10 +207,11 @@ async fn explain(
     let fences: Vec<i64> = missing.values().map(|commit| to_i64(commit.fence)).collect();
     let offset = store.clock.offset();
     let rows = tx.rows(include_str!("sql/commit_check.sql"), &[&ids, &fences, &offset]).await?;
+    let mut expired = super::asks::expired(tx, missing.values().copied(), offset).await?;
     for (id, commit) in missing {
         let row = find(&rows, *id)?;
         let (check, now) = match row {
-            Some(row) => (Some(check(row)?), row.try_get(9)?),
+            Some(row) => (Some(check(row, expired.remove(id))?), row.try_get(9)?),
             None => (None, 0),
         };
         let answer = match (rules::check_commit(check.as_ref(), commit, now), row, &check) {
@@ -233,7 +235,7 @@ fn find(rows: &[Row], id: Uuid) -> Result<Option<&Row>, StoreError> {
     Ok(None)
 }
 
-fn check(row: &Row) -> Result<CommitCheck, StoreError> {
+fn check(row: &Row, expired: Option<String>) -> Result<CommitCheck, StoreError> {
     Ok(CommitCheck {
         state: get_state(row, 1)?,
         fence: get_u64(row, 2)?,
@@ -241,6 +243,7 @@ fn check(row: &Row) -> Result<CommitCheck, StoreError> {
         last_seq: get_u64(row, 4)?,
         cancelled: row.try_get(5)?,
         deadline: row.try_get(6)?,
+        expired,
     })
 }
 
@@ -299,6 +302,8 @@ struct Outcomes<'a> {
     waiting: Vec<Option<String>>,
     results: Vec<Option<&'a str>>,
     errors: Vec<Option<String>>,
+    /// The approvals that are used; ids have no commas.
+    uses: Vec<Option<String>>,
 }
 
 impl<'a> Outcomes<'a> {
@@ -332,6 +337,8 @@ impl<'a> Outcomes<'a> {
             columns.waiting.push(to_json(waiting.as_ref()));
             columns.results.push(result);
             columns.errors.push(to_json(error));
+            let used: Vec<&str> = commit.asks.iter().filter_map(AskChange::used).collect();
+            columns.uses.push((!used.is_empty()).then(|| used.join(",")));
         }
         columns
     }

@@ -29,14 +29,31 @@ pub(super) fn write(tx: &Tx<'_>, commit: &Commit) -> Result<(), StoreError> {
                     ))
                 })
             }
-            AskChange::Close { id, status } => tx
-                .sql
-                .prepare_cached(include_str!("sql/ask_close.sql"))
-                .and_then(|mut update| update.execute((task(), id, *status as i16))),
+            AskChange::Use { id, .. } => close(tx, commit.task, id, AskStatus::Used),
+            AskChange::Expire { id } => close(tx, commit.task, id, AskStatus::Expired),
         };
         written.map_err(store_error)?;
     }
     Ok(())
+}
+
+fn close(tx: &Tx<'_>, task: TaskId, id: &str, status: AskStatus) -> rusqlite::Result<usize> {
+    tx.sql.prepare_cached(include_str!("sql/ask_close.sql"))?.execute((Id::from(task), id, status as i16, tx.now))
+}
+
+/// An approval that the commit uses and that has expired.
+pub(super) fn expired(tx: &Tx<'_>, commit: &Commit) -> Result<Option<String>, StoreError> {
+    for id in commit.asks.iter().filter_map(AskChange::used) {
+        let expired = tx
+            .sql
+            .prepare_cached(include_str!("sql/ask_expired.sql"))
+            .and_then(|mut select| select.exists((Id::from(commit.task), id, tx.now)))
+            .map_err(store_error)?;
+        if expired {
+            return Ok(Some(id.to_owned()));
+        }
+    }
+    Ok(None)
 }
 
 /// Decides on an answer or an approval, and notes it.

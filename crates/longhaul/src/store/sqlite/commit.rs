@@ -27,7 +27,7 @@ struct Current {
 }
 
 fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
-    let current = current(tx, commit.task)?;
+    let current = current(tx, commit)?;
     match rules::check_commit(current.as_ref().map(|current| &current.check), commit, tx.now) {
         Verdict::Refuse(refused) => return Ok(Err(refused)),
         Verdict::Known => return written_before(tx, commit).map(Ok),
@@ -55,12 +55,13 @@ fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
     Ok(Ok(Committed { first_seq, last_seq }))
 }
 
-fn current(tx: &Tx<'_>, task: TaskId) -> Result<Option<Current>, StoreError> {
+fn current(tx: &Tx<'_>, commit: &Commit) -> Result<Option<Current>, StoreError> {
+    let expired = super::asks::expired(tx, commit)?;
     tx.sql
         .prepare_cached(include_str!("sql/commit_check.sql"))
         .and_then(|mut select| {
             select
-                .query_row([Id::from(task)], |row| {
+                .query_row([Id::from(commit.task)], |row| {
                     Ok(Current {
                         rowid: row.get(8)?,
                         check: CommitCheck {
@@ -70,6 +71,7 @@ fn current(tx: &Tx<'_>, task: TaskId) -> Result<Option<Current>, StoreError> {
                             last_seq: row.get(3)?,
                             cancelled: row.get(4)?,
                             deadline: row.get(5)?,
+                            expired,
                         },
                         queue: row.get(6)?,
                         holds: row.get(7)?,

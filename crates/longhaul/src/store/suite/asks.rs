@@ -1,7 +1,7 @@
 //! What is asked of people: opened and closed by runs, decided by people, each once.
 
 use super::bed::{Bed, completed, secs, suspended, write};
-use crate::store::{Action, AskChange, AskKind, AskStatus, Control, Lease, NewAsk};
+use crate::store::{Action, AskChange, AskKind, AskStatus, CommitRefused, Control, Lease, NewAsk};
 use crate::task::{NewTask, Phase, TaskId};
 
 fn new_ask(id: &str, kind: AskKind, expires_at: Option<i64>) -> NewAsk {
@@ -38,16 +38,45 @@ async fn open(bed: &Bed) -> Vec<String> {
 
 async fn only_what_is_approved_is_used_and_only_what_is_open_expires(bed: Bed) {
     let lease = bed.running().await;
-    let close = |id: &str, status| AskChange::Close { id: id.into(), status };
+    let used = |id: &str| AskChange::Use { id: id.into(), step: "approve".into() };
+    let expired = |id: &str| AskChange::Expire { id: id.into() };
     let ask = |id| AskChange::Open(new_ask(id, AskKind::Approval, None));
     change(&bed, &lease, 1, vec![ask("a"), ask("b"), ask("c")]).await;
     bed.control(lease.task, approve("b")).await.expect("approved");
-    change(&bed, &lease, 2, vec![close("a", AskStatus::Used), close("b", AskStatus::Expired)]).await;
+    change(&bed, &lease, 2, vec![used("a"), expired("b")]).await;
     assert_eq!(status(&bed, lease.task).await, [AskStatus::Pending, AskStatus::Approved, AskStatus::Pending]);
-    change(&bed, &lease, 3, vec![close("b", AskStatus::Used), close("c", AskStatus::Expired)]).await;
+    change(&bed, &lease, 3, vec![used("b"), expired("c")]).await;
     assert_eq!(status(&bed, lease.task).await, [AskStatus::Pending, AskStatus::Used, AskStatus::Expired]);
     change(&bed, &lease, 4, vec![ask("b")]).await;
     assert_eq!(status(&bed, lease.task).await[1], AskStatus::Used, "an id is never used again");
+}
+
+async fn an_approval_is_used_before_it_expires_by_the_stores_clock(bed: Bed) {
+    let lease = bed.running().await;
+    let soon = Some(bed.store.clock().now_micros() + 60_000_000);
+    let ask = |id| AskChange::Open(new_ask(id, AskKind::Approval, soon));
+    change(&bed, &lease, 1, vec![ask("a"), ask("b"), ask("c")]).await;
+    for id in ["a", "b"] {
+        bed.control(lease.task, approve(id)).await.expect("approved in time");
+    }
+    let uses = |number, ids: &[&str]| {
+        let used = |id: &&str| AskChange::Use { id: (*id).into(), step: "approve".into() };
+        let asks = ids.iter().map(used).collect();
+        write(&lease, number).step("use").with(|commit| commit.asks = asks)
+    };
+    bed.commit(uses(2, &["a"])).await.expect("in time");
+    bed.advance(61);
+    let before = bed.everything(lease.task).await;
+    for ids in [&["b"][..], &["a", "b"]] {
+        let late = bed.commit(uses(3, ids)).await;
+        assert_eq!(late, Err(CommitRefused::ApprovalExpired { id: "b".into() }));
+    }
+    assert_eq!(bed.everything(lease.task).await, before, "nothing of it was written");
+    change(&bed, &lease, 3, vec![AskChange::Expire { id: "b".into() }, AskChange::Expire { id: "a".into() }])
+        .await;
+    assert_eq!(status(&bed, lease.task).await, [AskStatus::Used, AskStatus::Expired, AskStatus::Pending]);
+    let late = bed.commit(uses(4, &["b"])).await;
+    assert_eq!(late, Err(CommitRefused::ApprovalExpired { id: "b".into() }), "what expired stays so");
 }
 
 async fn two_decisions_in_one_batch_are_one_decision(bed: Bed) {
@@ -101,6 +130,7 @@ async fn a_deleted_task_leaves_nothing_that_was_asked(bed: Bed) {
 
 on_every_store![
     only_what_is_approved_is_used_and_only_what_is_open_expires,
+    an_approval_is_used_before_it_expires_by_the_stores_clock,
     two_decisions_in_one_batch_are_one_decision,
     what_waits_for_people_is_what_they_can_still_decide,
     a_deleted_task_leaves_nothing_that_was_asked,

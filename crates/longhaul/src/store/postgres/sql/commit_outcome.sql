@@ -2,7 +2,8 @@
 -- their task in, NULL for a run that goes on (whose other columns keep their values). `d.after` is
 -- the pause before a retry or the longest wait. `d.waiting` is a JSON object to which the times are
 -- added as text, because jsonb refuses some of what JSON may say. `holds` is returned and emptied by the caller, who
--- frees the limits; only tasks under a limit have any.
+-- frees the limits; only tasks under a limit have any. `d.uses` are the approvals that are used, with
+-- commas in between; one that has expired (`ask_expired.sql`) is not.
 WITH now AS MATERIALIZED (
     SELECT lh_now($1) AS now
 ),
@@ -33,15 +34,20 @@ written AS (
         lease_until = CASE WHEN d.state IS NULL THEN t.lease_until END
     FROM now, unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::boolean[], $6::boolean[], $7::bigint[],
                      $8::integer[], $9::text[], $10::text[], $11::text[], $12::smallint[], $13::bigint[],
-                     $14::integer[], $15::text[], $16::text[], $17::text[], $18::boolean[], $19::smallint[])
+                     $14::integer[], $15::text[], $16::text[], $17::text[], $18::boolean[], $19::smallint[], $20::text[])
               AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress, state, after,
-                    attempts, waiting, result, error, undoable, phase)
+                    attempts, waiting, result, error, undoable, phase, uses)
     WHERE t.id = ANY (ARRAY[d.id])
       AND t.fence = d.fence
       AND t.state + 0 = 1
       AND t.commit_no < d.number
       AND (NOT d.forward OR (t.cancel IS NULL AND (t.deadline IS NULL OR t.deadline > now.now)))
       AND (d.known_seq IS NULL OR d.known_seq >= t.last_seq)
+      AND (d.uses IS NULL
+           OR (SELECT min(a.id)
+               FROM asks a
+               WHERE a.task = d.id AND a.id = ANY (string_to_array(d.uses, ','))
+                 AND (a.status = 4 OR (a.status = 2 AND a.expires_at <= now.now))) IS NULL)
     RETURNING t.id, t.fence, t.last_seq, t.queue, t.holds, t.state, t.untold, now.now, d.count, d.events, d.records
 ),
 told AS (
