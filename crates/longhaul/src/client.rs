@@ -18,7 +18,11 @@ use crate::store::{
     Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings,
     StoreError, SubmitRefused, WorkerInfo,
 };
-use crate::task::{Invalid, NewTask, Task, TaskId};
+use crate::task::{Deadline, Invalid, NewTask, Task, TaskId};
+
+/// How often a request is repeated that can be, and the pause before that.
+const REPEATS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// What can go wrong for a client.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +52,11 @@ pub enum Error {
         /// Where it stands.
         state: crate::task::State,
     },
+}
+
+fn message_of(message: &impl Serialize) -> Result<Box<RawValue>, ControlRefused> {
+    to_raw_value(message)
+        .map_err(|error| Invalid::new("message", format!("cannot be written as JSON: {error}")).into())
 }
 
 /// A handle to a store and the tasks in it. Cheap to clone; clones share one connection to the
@@ -160,8 +169,9 @@ impl Client {
 
     /// Submits a new task that shares the recorded prefix of one that has ended: everything up to
     /// the step `from_step` (its name as in the events) is taken over and not run again, from there
-    /// on it goes its own way, with other `input` if given. It never undoes what it took over, and
-    /// takes over no approval.
+    /// on it goes its own way, with other `input` if given. It has the queue, priority, tags,
+    /// concurrency key and attempts of the original, and as much time as that had from its submit on. It
+    /// never undoes what it took over, and takes over no approval.
     pub async fn fork(
         &self,
         id: TaskId,
@@ -189,6 +199,11 @@ impl Client {
         };
         let mut fork = NewTask::with_raw(task.handler, input.unwrap_or(task.input));
         (fork.queue, fork.priority, fork.tags) = (task.queue, task.priority.get(), task.tags);
+        (fork.concurrency_key, fork.max_attempts) = (task.concurrency_key, task.max_attempts);
+        fork.deadline = task.deadline.map(|deadline| {
+            let time = deadline.duration_since(task.created_at).unsigned_abs();
+            Deadline::After(time)
+        });
         fork.fork = Some((id, prefix));
         self.submit(fork).await
     }
@@ -210,12 +225,23 @@ impl Client {
         self.control(id, Action::Decide { step, decision, reason }).await
     }
 
-    /// Sends the task a signal: a named message that its handler waits for, now or later.
+    /// Sends the task a signal: a named message that its handler waits for, now or later. After an
+    /// error that says "try again" it may have been delivered; [`Client::signal_once`] can be repeated.
     pub async fn signal(&self, id: TaskId, name: &str, message: &impl Serialize) -> Result<Controlled, Error> {
-        let message = to_raw_value(message).map_err(|error| {
-            ControlRefused::from(Invalid::new("message", format!("cannot be written as JSON: {error}")))
-        })?;
-        self.control(id, Action::Signal { name: name.to_owned(), message }).await
+        self.signal_once(id, name, message, Uuid::now_v7()).await
+    }
+
+    /// As [`Client::signal`], under an id of the caller's: however often it is sent, the handler is given
+    /// it once. (One that a checkpoint lies in between may be given again.)
+    pub async fn signal_once(
+        &self,
+        id: TaskId,
+        name: &str,
+        message: &impl Serialize,
+        signal: Uuid,
+    ) -> Result<Controlled, Error> {
+        let message = message_of(message)?;
+        self.control(id, Action::Signal { name: name.to_owned(), message, id: signal }).await
     }
 
     /// Sends many tasks the same signal, a transaction for each thousand. The answers are in the
@@ -226,19 +252,17 @@ impl Client {
         name: &str,
         message: &impl Serialize,
     ) -> Result<Vec<Result<Controlled, ControlRefused>>, Error> {
-        let message = to_raw_value(message).map_err(|error| {
-            ControlRefused::from(Invalid::new("message", format!("cannot be written as JSON: {error}")))
-        })?;
+        let message = message_of(message)?;
         let mut answers = Vec::with_capacity(ids.len());
         for ids in ids.chunks(1_000) {
             let control = |&task: &TaskId| Control {
                 tenant: self.tenant.to_string(),
                 task,
                 by: self.actor.to_string(),
-                action: Action::Signal { name: name.to_owned(), message: message.clone() },
+                action: Action::Signal { name: name.to_owned(), message: message.clone(), id: Uuid::now_v7() },
             };
             let controls: Vec<Control> = ids.iter().map(control).collect();
-            answers.extend(self.engine.store.control(&controls).await?);
+            answers.extend(self.deliver(&controls).await?);
         }
         Ok(answers)
     }
@@ -302,12 +326,25 @@ impl Client {
 
     async fn control(&self, task: TaskId, action: Action) -> Result<Controlled, Error> {
         let control = Control { tenant: self.tenant.to_string(), task, by: self.actor.to_string(), action };
-        let mut answers = self.engine.store.control(&[control]).await?;
+        let mut answers = self.deliver(&[control]).await?;
         let answer = answers.pop().ok_or_else(|| StoreError::Failed("the store gave no answer".to_owned()))?;
         match answer {
             Err(ControlRefused::NotFound) => Err(Error::NotFound(task)),
             other => Ok(other?),
         }
+    }
+
+    /// Asks the store; signals, which can be repeated under their ids, more than once when it does not
+    /// answer.
+    async fn deliver(&self, controls: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
+        let repeatable = controls.iter().all(|control| matches!(control.action, Action::Signal { .. }));
+        for _ in 0..if repeatable { REPEATS } else { 0 } {
+            match self.engine.store.control(controls).await {
+                Err(error) if error.is_unavailable() => tokio::time::sleep(PAUSE).await,
+                answer => return answer,
+            }
+        }
+        self.engine.store.control(controls).await
     }
 
     /// Sets bounds of queues, limits and the retention; what is not named stays as it was.

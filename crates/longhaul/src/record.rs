@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::LogRow;
@@ -109,7 +110,13 @@ pub(crate) enum Record {
     Wait { step: String, op: Op, until: Option<i64>, id: Option<String> },
     /// Something came from outside for whoever waits at this address. It is given to the handler
     /// in the order of the log, like every other outcome.
-    Arrived { at: String, message: Box<RawValue> },
+    /// `id` is the sender's: what comes twice under one id is one message.
+    Arrived {
+        at: String,
+        message: Box<RawValue>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        id: Option<Uuid>,
+    },
     /// The task will end so, and what was done is undone first; nothing new is begun from here on.
     Undoing { state: State, error: TaskError },
     /// What a step did was undone.

@@ -6,6 +6,7 @@
 //! `desk.rs` decides what is delivered when, `driver.rs` polls the handler and writes, `step.rs`
 //! is one step, `journal.rs` what was recorded.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -114,6 +115,11 @@ impl Run {
     /// The task's owner.
     pub fn tenant(&self) -> &str {
         &self.inner.lease.tenant
+    }
+
+    /// The task's labels; one that a schedule made has its tick there.
+    pub fn tags(&self) -> &BTreeMap<String, String> {
+        &self.inner.lease.tags
     }
 
     /// The run's fence; larger than that of every run of this task before.

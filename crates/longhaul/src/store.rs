@@ -287,6 +287,8 @@ pub struct Lease {
     pub handler: String,
     /// The line it stood in.
     pub queue: String,
+    /// Its labels.
+    pub tags: BTreeMap<String, String>,
     /// Runs that ended with the handler's error so far.
     pub attempts: u32,
     /// How many of those are allowed.
@@ -502,6 +504,8 @@ pub struct Heartbeat {
 pub struct Beats {
     /// In the order of the leases.
     pub beats: Vec<Beat>,
+    /// Whether the worker is on the list; one that was silent for long is not, until it registers again.
+    pub listed: bool,
 }
 
 /// What became of a lease.
@@ -580,6 +584,9 @@ pub enum Action {
         name: String,
         /// What it says.
         message: Box<RawValue>,
+        /// Made by the sender: the same signal sent again, because its answer was lost, is given to the
+        /// handler once.
+        id: Uuid,
     },
     /// Answer a question.
     Answer {

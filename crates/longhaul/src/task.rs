@@ -575,6 +575,15 @@ pub struct Task {
     pub last_seq: u64,
     /// The fence of its newest run; each run's is larger than all before it.
     pub fence: u64,
+    /// At most so many tasks with this key run at once.
+    #[serde(skip_serializing, default)]
+    pub concurrency_key: Option<String>,
+    /// How many runs may end with the handler's error before it fails.
+    #[serde(skip_serializing, default)]
+    pub max_attempts: u32,
+    /// The task that undoes it, by request.
+    #[serde(skip_serializing, default)]
+    pub undone_by: Option<TaskId>,
 }
 
 /// A moment from stored microseconds; out-of-range values are clamped, so damage in one row

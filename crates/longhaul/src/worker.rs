@@ -538,11 +538,17 @@ impl Work {
     /// Asks to extend leases, and what became of them.
     fn ask_beats(&self, leases: Vec<(TaskId, u64)>) -> AskedBeats {
         let beat = Heartbeat { worker: self.id, leases: leases.clone(), lease: self.settings.lease };
-        let store = Arc::clone(&self.engine.store);
+        let (store, info) = (Arc::clone(&self.engine.store), self.info.clone());
         Box::pin(async move {
             // The lease is measured from before the question, so it never seems longer than it is.
             let sent = Instant::now();
             let answer = store.heartbeat(&beat).await;
+            // It was taken for dead after a long silence.
+            if answer.as_ref().is_ok_and(|answer| !answer.listed)
+                && let Err(error) = store.register(&info).await
+            {
+                tracing::debug!(%error, "could not get back on the list of workers; trying again");
+            }
             (sent, (leases, answer))
         })
     }
@@ -633,4 +639,31 @@ async fn until(at: Option<Instant>) {
 
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_was_taken_off_the_list_gets_back_on_it() {
+        let client = Client::open("memory:").await.expect("a store");
+        let lease = Duration::from_millis(60);
+        let worker = Worker::new(&client).name("ann").lease(lease).start().await.expect("starts");
+        let store = Arc::clone(&client.engine.store);
+        let listed = || async { store.workers().await.expect("the store answers").pop() };
+        let info = listed().await.expect("on the list");
+        store.retire(info.id).await.expect("taken off");
+        let back = async {
+            loop {
+                match listed().await {
+                    Some(back) => return back,
+                    None => tokio::time::sleep(lease).await,
+                }
+            }
+        };
+        let back = tokio::time::timeout(Duration::from_secs(30), back).await.expect("it comes back");
+        assert_eq!((back.id, back.name.as_str()), (info.id, "ann"));
+        worker.stop().await;
+    }
 }

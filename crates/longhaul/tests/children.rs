@@ -22,6 +22,7 @@ on_every_store!(
     a_step_that_made_only_some_of_its_children_finds_them_again,
     a_child_belongs_to_its_parents_tenant,
     how_a_resumed_child_ends_replaces_how_it_ended_before,
+    a_resumed_parent_hears_that_a_child_is_gone,
 );
 
 /// A worker with `double` (a child) and `parent` (joins `double` of 0..n, at most `at_once` at a time).
@@ -318,5 +319,34 @@ async fn how_a_resumed_child_ends_replaces_how_it_ended_before(bed: Bed) {
     let parents = joins_one(&bed).await;
     assert_eq!(bed.ended(id).await.result.expect("a result").get(), "7");
     parents.stop().await;
+    worker.stop().await;
+}
+
+async fn a_resumed_parent_hears_that_a_child_is_gone(bed: Bed) {
+    let worker = Worker::new(&bed.client)
+        .handler("double", |_run: Run, number: u64| async move { Ok::<_, TaskError>(number * 2) })
+        .handler(
+            "bad",
+            |_run: Run, (): ()| async move { Err::<(), _>(TaskError::fatal("broken", "it is broken")) },
+        )
+        .handler("parent", |run: Run, (): ()| async move {
+            let good = run.spawn(NewTask::new("double", &4)).await?;
+            let bad = run.spawn(NewTask::new("bad", &())).await?;
+            let good: u64 = run.join(good).await?;
+            run.publish("good.joined", &good).await?;
+            run.join::<()>(bad).await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("parent", &())).await;
+    assert_eq!(bed.ended(id).await.error.expect("says why").code, "child_failed");
+    for child in children(&bed, id).await {
+        bed.client.delete(child.id).await.expect("deleted");
+    }
+    bed.client.resume(id).await.expect("opened again");
+    let error = bed.ended(id).await.error.expect("says why");
+    assert_eq!(error.code, "child_gone", "{error}");
+    assert_eq!(bed.kinds(id).await.iter().filter(|kind| *kind == "good.joined").count(), 1);
     worker.stop().await;
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::Bed;
 use longhaul::{AskStatus, NewTask, Risk, Run, StatePatch, TaskError, TaskId, Worker, WorkerHandle};
@@ -13,6 +14,7 @@ on_every_store!(
     a_fork_never_undoes_what_it_took_over,
     a_fork_takes_over_no_approval,
     a_fork_has_the_state_of_its_prefix,
+    a_fork_has_the_settings_of_the_original_and_as_much_time,
     only_a_task_that_ended_can_be_forked_and_only_from_a_step_it_has,
 );
 
@@ -126,6 +128,33 @@ async fn a_fork_has_the_state_of_its_prefix(bed: Bed) {
     assert_eq!(bed.ended(fork).await.result.expect("a result").get(), "\"first\"");
     let (version, state) = bed.client.state(fork).await.expect("read").expect("has one");
     assert_eq!((version, state.goal.as_str()), (2, "second"));
+    worker.stop().await;
+}
+
+async fn a_fork_has_the_settings_of_the_original_and_as_much_time(bed: Bed) {
+    let worker = Worker::new(&bed.client)
+        .queues(["q"])
+        .handler("h", |run: Run, (): ()| async move {
+            run.step("a", || async { Ok::<_, TaskError>(()) }).await?;
+            Ok::<_, TaskError>(run.tags().clone())
+        })
+        .start()
+        .await
+        .expect("starts");
+    let hour = Duration::from_secs(3_600);
+    let task = NewTask::new("h", &()).queue("q").priority(7).tag("app", "shop");
+    let task = task.concurrency_key("shop").max_attempts(9).timeout(hour);
+    let id = bed.client.submit(task).await.expect("accepted").id;
+    let task = bed.ended(id).await;
+    assert_eq!(task.result.as_ref().expect("a result").get(), r#"{"app":"shop"}"#, "a run shows its tags");
+    bed.client.clock().advance(hour * 2);
+    let fork = bed.client.fork(id, "a", None).await.expect("forked").id;
+    let fork = bed.ended(fork).await;
+    assert_eq!((fork.queue.as_str(), fork.priority, &fork.tags), ("q", task.priority, &task.tags));
+    assert_eq!((fork.concurrency_key.as_deref(), fork.max_attempts), (Some("shop"), 9));
+    let time = fork.deadline.expect("has one").duration_since(fork.created_at);
+    assert_eq!(time.unsigned_abs(), hour);
+    assert_eq!(fork.result.expect("a result").get(), r#"{"app":"shop"}"#);
     worker.stop().await;
 }
 

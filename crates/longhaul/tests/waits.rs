@@ -43,6 +43,7 @@ on_every_store!(
     a_signal_reaches_a_run_that_is_still_in_memory_without_a_suspend,
     a_wait_that_lost_a_select_leaves_its_signal_to_the_next_one,
     a_question_is_put_once_and_its_answer_is_given_to_the_handler,
+    a_signal_sent_again_under_its_id_is_given_once,
     an_approval_is_for_these_arguments_once_and_in_time,
     an_approval_that_nobody_was_there_to_use_in_time_is_none,
     what_the_handler_went_on_without_is_no_longer_asked,
@@ -183,6 +184,28 @@ async fn a_question_is_put_once_and_its_answer_is_given_to_the_handler(bed: Bed)
     assert!(bed.client.open_asks().await.expect("read").is_empty());
     let twice = refusal(ann.answer(id, Some(&ask.id), "us").await);
     assert!(twice.contains("answered by ann already"), "{twice}");
+    worker.stop().await;
+}
+
+async fn a_signal_sent_again_under_its_id_is_given_once(bed: Bed) {
+    let worker = start(&bed, |run| async move {
+        let mut given = Vec::new();
+        for _ in 0..3 {
+            given.push(run.signal::<u32>("go").await?);
+        }
+        Ok(given)
+    })
+    .await;
+    let id = submit(&bed).await;
+    let (one, two) = (TaskId::new().0, TaskId::new().0);
+    bed.client.signal_once(id, "go", &1, one).await.expect("sent");
+    bed.client.signal_once(id, "go", &1, one).await.expect("sent again");
+    // In another run, which has the first ones from the log.
+    bed.waiting_for(id, "signal").await;
+    bed.client.signal_once(id, "go", &1, one).await.expect("and again");
+    bed.client.signal_once(id, "go", &2, two).await.expect("another");
+    bed.client.signal(id, "go", &1).await.expect("one of no id");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "[1,2,1]");
     worker.stop().await;
 }
 

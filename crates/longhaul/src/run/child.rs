@@ -6,6 +6,7 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -14,10 +15,12 @@ use futures_util::StreamExt;
 use futures_util::stream;
 
 use super::desk::{Address, Asking, Turn};
+use super::driver::patiently;
 use super::step::decode;
-use super::{Run, StepContext};
+use super::{Operation, Run, StepContext};
 use crate::error::TaskError;
-use crate::record::Op;
+use crate::event::NewEvent;
+use crate::record::{Effect, Op, Record};
 use crate::store::SubmitRefused;
 use crate::task::{Deadline, NewTask, State, TaskId, timestamp};
 
@@ -95,7 +98,8 @@ impl Run {
     }
 
     /// Waits for a child and gives its result. One that failed is the error `child_failed`, one
-    /// that was cancelled `child_cancelled`, with its own error as the cause.
+    /// that was cancelled `child_cancelled`, with its own error as the cause; one that was removed
+    /// before a resumed parent heard of it `child_gone`.
     pub async fn join<T: DeserializeOwned>(&self, child: Child) -> Result<T, TaskError> {
         let id = child.id.to_string();
         let title = format!("join {id}");
@@ -104,6 +108,7 @@ impl Run {
         let message = loop {
             match operation.turn().await {
                 Turn::Recorded(message) => break message?,
+                Turn::Start(_) if self.is_gone(child).await? => self.gone(&operation, child).await,
                 Turn::Start(_) => self.desk().wait(&operation.key, operation.waiting("child", &id, None)),
             }
         };
@@ -118,6 +123,28 @@ impl Run {
             Some(cause) => error.caused_by(cause),
             None => error,
         })
+    }
+
+    /// Whether nobody will tell any more how the child ended: it was removed while this task had ended
+    /// too, and this one was resumed since.
+    async fn is_gone(&self, child: Child) -> Result<bool, TaskError> {
+        if !self.desk().journal().was_resumed() {
+            return Ok(false);
+        }
+        let asked = [(child.id, 0)];
+        let known = patiently(|| self.inner.engine.store.advanced(&asked)).await;
+        let known = known.map_err(|error| TaskError::retryable("store", error.to_string()))?;
+        Ok(known.iter().all(|(_, newest)| *newest == 0))
+    }
+
+    async fn gone(&self, operation: &Operation, child: Child) {
+        let message = format!("child {} was removed, and how it ended with it", child.id);
+        let error = TaskError::fatal("child_gone", message).detail("child", child.id.to_string());
+        let step = operation.key.1.clone();
+        let event = NewEvent::of_step("step.failed", &step, json!({"error": error, "last": true}));
+        let started = self.now_micros();
+        let record = Record::Failed { step, effect: Effect::Read, attempt: 1, started, last: true, error };
+        operation.record(record, [event]).await;
     }
 
     /// Makes these tasks and waits for all of them, at most `at_once` of them at a time. The

@@ -5,9 +5,10 @@
 //! again. What arrives from outside has a place in the same order: it is given to the first
 //! operation that waits at its address.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use serde_json::value::RawValue;
+use uuid::Uuid;
 
 use super::child::{CHILD, Child, ChildEnded, SPAWN};
 use crate::error::TaskError;
@@ -84,6 +85,8 @@ pub(super) struct Journal {
     state_version: u64,
     /// What came from outside and was not given to the handler yet, by address.
     arrivals: HashMap<String, VecDeque<Arrival>>,
+    /// The ids of what came with one.
+    known_ids: HashSet<Uuid>,
     /// Where each part begins, and what had arrived and was not given to the handler then.
     checkpoints: HashMap<u32, (u64, Kept)>,
     /// The past before a checkpoint was not read.
@@ -97,8 +100,9 @@ pub(super) struct Journal {
     generations: HashMap<Key, u32>,
     /// The task will end so; it only undoes what it did.
     undoing: Option<(State, TaskError)>,
-    /// How often the task was opened again.
+    /// How often the task was opened again, and whether that was by request.
     opened: u32,
+    resumed: bool,
     /// The task may hold locks.
     locked: bool,
     /// The number of the newest event that was read.
@@ -172,7 +176,11 @@ impl Journal {
             Record::Wait { step, until, id, .. } => {
                 self.unfinished.entry((part, step)).or_default().wait = Some((until, id));
             }
-            Record::Arrived { at, message } => self.arrive(at, message),
+            Record::Arrived { at, message, id } => {
+                if id.is_none_or(|id| self.known_ids.insert(id)) {
+                    self.arrive(at, message);
+                }
+            }
             Record::Undoing { state, error } => self.undoing = Some((state, error)),
             Record::Undone { part, step } => {
                 let key = (part, step);
@@ -206,6 +214,7 @@ impl Journal {
         if !resumed {
             return;
         }
+        self.resumed = true;
         self.undoing = None;
         for key in std::mem::take(&mut self.undone) {
             self.recorded.remove(&key);
@@ -286,7 +295,7 @@ impl Journal {
         for (at, arrivals) in self.arrivals {
             if !at.starts_with(APPROVAL) && !at.starts_with(LOCK) {
                 let arrived = |arrival: Arrival| {
-                    (arrival.order, Record::Arrived { at: at.clone(), message: arrival.message })
+                    (arrival.order, Record::Arrived { at: at.clone(), message: arrival.message, id: None })
                 };
                 all.extend(arrivals.into_iter().map(arrived));
             }
@@ -329,6 +338,11 @@ impl Journal {
     /// Whether the task may hold locks.
     pub(super) fn is_locked(&self) -> bool {
         self.locked
+    }
+
+    /// Whether the task was opened again by request.
+    pub(super) fn was_resumed(&self) -> bool {
+        self.resumed
     }
 
     /// How the task will end after undoing, once that was begun.
@@ -589,6 +603,18 @@ mod tests {
         assert_eq!(error.cause.as_ref().expect("the doubt").code, "interrupted");
         journal.take(Record::Reopened { resumed: false });
         assert!(journal.unfinished(&key("pay")).doubt.is_some(), "opened again, it is in doubt again");
+    }
+
+    #[test]
+    fn what_comes_twice_under_one_id_is_given_once() {
+        let mut journal = Journal::default();
+        let arrived = |id| Record::Arrived { at: "signal/go".into(), message: RawValue::NULL.to_owned(), id };
+        let (one, two) = (Some(Uuid::now_v7()), Some(Uuid::now_v7()));
+        for id in [one, one, two, None, None, one] {
+            journal.take(arrived(id));
+        }
+        let given = std::iter::from_fn(|| journal.hand_over("signal/go", &key("signal go")));
+        assert_eq!(given.count(), 4);
     }
 
     #[test]

@@ -187,7 +187,7 @@ impl Book {
         let message = to_raw_value(news).unwrap_or_else(|_| RawValue::NULL.to_owned());
         let (events, records) = self.told.entry(task).or_default();
         events.push(NewEvent::of_step(kind, step, data));
-        records.push(Record::Arrived { at: address.to_owned(), message });
+        records.push(Record::Arrived { at: address.to_owned(), message, id: None });
     }
 
     /// What becomes of the tasks: each one's head before, and what changes.

@@ -58,6 +58,9 @@ pub(crate) struct Head {
     pub(crate) undoable: bool,
     /// It ended, and its parent was not told yet.
     pub(crate) untold: bool,
+    /// The task it undoes, by request, and the one that undoes it.
+    pub(crate) undo_of: Option<TaskId>,
+    pub(crate) undone_by: Option<TaskId>,
 }
 
 /// What a decision changes: the new head, and what is added to the log (its numbers follow
@@ -512,7 +515,7 @@ pub(crate) fn control(
                 reason: reason.clone(),
             });
         }
-        Action::Signal { name, message } => {
+        Action::Signal { name, message, id } => {
             check_signal(name)?;
             if message.get().len() > MAX_MESSAGE_BYTES {
                 let problem =
@@ -523,7 +526,9 @@ pub(crate) fn control(
                 return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
             }
             let event = NewEvent::new("signal.received", json!({"name": name, "by": control.by}));
-            return Ok(Some(arrive(&head, format!("{SIGNAL}{name}"), message.clone(), event, now)));
+            let at = format!("{SIGNAL}{name}");
+            let arrived = Record::Arrived { at, message: message.clone(), id: Some(*id) };
+            return Ok(Some(arrive_all(&head, vec![(arrived, event)], now)));
         }
         Action::Patch { .. } | Action::Answer { .. } | Action::Approve { .. } => {}
         Action::Delete => {
@@ -545,7 +550,7 @@ pub(crate) fn control(
 
 /// What arriving at a task's address does: it is in the log, for good, and a task that waits goes on.
 pub(crate) fn arrive(head: &Head, at: String, message: Box<RawValue>, event: NewEvent, now: i64) -> Change {
-    arrive_all(head, vec![(Record::Arrived { at, message }, event)], now)
+    arrive_all(head, vec![(Record::Arrived { at, message, id: None }, event)], now)
 }
 
 /// As [`arrive`], for several at once.
@@ -563,7 +568,7 @@ pub(crate) fn child_ended(child: TaskId, ended: &ChildEnded) -> (Record, NewEven
     let event = NewEvent::new("child.ended", json!({"child": child, "state": ended.state}));
     // Made of types that always serialise.
     let message = to_raw_value(ended).unwrap_or_else(|_| RawValue::NULL.to_owned());
-    (Record::Arrived { at: format!("{CHILD}{child}"), message }, event)
+    (Record::Arrived { at: format!("{CHILD}{child}"), message, id: None }, event)
 }
 
 fn progress(head: &Head, status: &str, message: &str, now: i64) -> NewEvent {
@@ -606,6 +611,8 @@ mod tests {
             finished_at: None,
             undoable: false,
             untold: false,
+            undo_of: None,
+            undone_by: None,
         }
     }
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::connect::Tx;
 use super::limits::{self, Counts};
-use super::rows::{get_id, get_phase, get_u32, get_u64, log_row, to_i32, to_i64};
+use super::rows::{get_id, get_json, get_phase, get_u32, get_u64, log_row, to_i32, to_i64};
 use super::{PostgresStore, Told, lock};
 use crate::event::{LogEntry, LogRow, NewEvent};
 use crate::record::Record;
@@ -159,6 +159,7 @@ struct Found {
     last_seq: u64,
     phase: Phase,
     created_at: i64,
+    tags: BTreeMap<String, String>,
 }
 
 impl Found {
@@ -179,6 +180,7 @@ impl Found {
             last_seq: get_u64(row, 10)?,
             phase: get_phase(row, 11)?,
             created_at: row.try_get(12)?,
+            tags: get_json(row, 13)?.unwrap_or_default(),
         })
     }
 
@@ -195,6 +197,7 @@ impl Found {
             tenant: self.candidate.tenant.clone(),
             handler: self.handler.clone(),
             queue: self.candidate.queue.clone(),
+            tags: self.tags.clone(),
             attempts: self.attempts,
             max_attempts: self.max_attempts,
             crashes: self.candidate.crashes,
@@ -329,7 +332,7 @@ async fn claimed_before(store: &PostgresStore, ask: &Claim) -> Result<Vec<Lease>
     tx.commit().await?;
     let mut leases = Vec::with_capacity(found.len());
     for (found, row) in found.iter().zip(&rows) {
-        let fence = get_u64(row, 13)?;
+        let fence = get_u64(row, 14)?;
         let mut log = logs.remove(&found.candidate.id.0).unwrap_or_default();
         // As the first time: without the row of this claim's own event.
         log.retain(|row| row.run != fence);

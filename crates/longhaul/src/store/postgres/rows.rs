@@ -98,6 +98,8 @@ pub(super) fn head(row: &Row) -> Result<Head, StoreError> {
         finished_at: row.try_get(20)?,
         undoable: row.try_get(21)?,
         untold: row.try_get(22)?,
+        undo_of: row.try_get::<_, Option<Uuid>>(23)?.map(TaskId),
+        undone_by: row.try_get::<_, Option<Uuid>>(24)?.map(TaskId),
     })
 }
 
@@ -153,5 +155,8 @@ pub(super) fn task(row: &Row) -> Result<Task, StoreError> {
         deadline: time(22)?,
         last_seq: get_u64(row, 23)?,
         fence: get_u64(row, 24)?,
+        concurrency_key: row.try_get(25)?,
+        max_attempts: get_u32(row, 26)?,
+        undone_by: other(27)?,
     })
 }

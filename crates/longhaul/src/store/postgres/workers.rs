@@ -35,8 +35,10 @@ pub(super) async fn heartbeat(store: &PostgresStore, beat: &Heartbeat) -> Result
         let cancel = get_json(&row, 2)?;
         held.insert((row.try_get(0)?, get_u64(&row, 1)?), Beat::Held { cancel, last_seq: get_u64(&row, 3)? });
     }
+    let mut listed = false;
     if let Some(row) = seen?.first() {
         store.clock.learn(row.try_get(0)?, offset);
+        listed = row.try_get(1)?;
     }
     committed?;
     tx.end();
@@ -45,7 +47,7 @@ pub(super) async fn heartbeat(store: &PostgresStore, beat: &Heartbeat) -> Result
         .iter()
         .map(|&(task, fence)| held.get(&(task.0, fence)).cloned().unwrap_or(Beat::Lost))
         .collect();
-    Ok(Beats { beats })
+    Ok(Beats { beats, listed })
 }
 
 pub(super) async fn register(store: &PostgresStore, worker: &WorkerInfo) -> Result<(), StoreError> {

@@ -77,6 +77,7 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
             tenant,
             handler: row.get(5)?,
             queue,
+            tags: rows::json(row, 15)?.unwrap_or_default(),
             attempts: row.get(7)?,
             max_attempts: row.get(8)?,
             crashes,
@@ -231,14 +232,16 @@ pub(super) fn heartbeat(tx: &mut Tx<'_>, beat: &Heartbeat) -> Result<Beats, Stor
             Ok(held.unwrap_or(Beat::Lost))
         })
         .collect::<Result<_, StoreError>>()?;
-    seen(tx, beat.worker)?;
-    Ok(Beats { beats })
+    let listed = seen(tx, beat.worker)?;
+    Ok(Beats { beats, listed })
 }
 
-fn seen(tx: &Tx<'_>, worker: Uuid) -> Result<(), StoreError> {
-    tx.sql
+/// Notes that a worker lives; says whether it is on the list.
+fn seen(tx: &Tx<'_>, worker: Uuid) -> Result<bool, StoreError> {
+    let listed = tx
+        .sql
         .prepare_cached("UPDATE workers SET seen_at = ?2 WHERE id = ?1")
         .and_then(|mut update| update.execute((Id(worker), tx.now)))
         .map_err(store_error)?;
-    Ok(())
+    Ok(listed > 0)
 }

@@ -81,6 +81,9 @@ fn one_task(row: &Row<'_>) -> rusqlite::Result<Task> {
         deadline: row.get::<_, Option<i64>>(22)?.map(timestamp),
         last_seq: row.get(23)?,
         fence: row.get(24)?,
+        concurrency_key: row.get(25)?,
+        max_attempts: row.get(26)?,
+        undone_by: other(27)?,
     })
 }
 

@@ -84,6 +84,8 @@ pub(super) fn head(row: &Row<'_>) -> rusqlite::Result<Head> {
         finished_at: row.get(20)?,
         undoable: row.get(21)?,
         untold: row.get(22)?,
+        undo_of: row.get::<_, Option<Id>>(23)?.map(|id| TaskId(id.0)),
+        undone_by: row.get::<_, Option<Id>>(24)?.map(|id| TaskId(id.0)),
     })
 }
 

@@ -107,7 +107,7 @@ fn retain(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> {
     let old: Vec<TaskId> = tx
         .sql
         .prepare_cached(
-            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at < ? AND locked = 0 AND untold = 0
+            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at <= ? AND locked = 0 AND untold = 0
              ORDER BY finished_at LIMIT ?",
         )
         .and_then(|mut select| {

@@ -8,7 +8,8 @@ use crate::store::{Claim, Outcome, QueueSettings};
 use crate::task::{NewTask, State, TaskId};
 
 async fn a_lease_carries_what_a_run_needs(bed: Bed) {
-    let task = NewTask::new("g", &"in").tenant("acme").queue("q").max_attempts(4).timeout(secs(60));
+    let task =
+        NewTask::new("g", &"in").tenant("acme").queue("q").max_attempts(4).timeout(secs(60)).tag("app", "shop");
     let id = bed.submit(task).await;
     let lease = bed.claim_one().await;
     assert_eq!(
@@ -16,6 +17,7 @@ async fn a_lease_carries_what_a_run_needs(bed: Bed) {
         (id, "acme", "g", "q")
     );
     assert_eq!((lease.attempts, lease.max_attempts, lease.crashes), (0, 4, 0));
+    assert_eq!(lease.tags, [("app".to_owned(), "shop".to_owned())].into());
     let task = bed.store.task("acme", id).await.expect("the store answers").expect("there");
     assert_eq!(lease.deadline, task.deadline.map(|at| at.as_microsecond()));
     assert_eq!((task.state, task.fence, task.last_seq), (State::Running, lease.fence, lease.last_seq));

@@ -86,6 +86,22 @@ async fn a_heartbeat_shows_that_the_worker_is_alive(bed: Bed) {
     assert_eq!(running, 2);
 }
 
+async fn a_worker_that_was_silent_for_long_hears_that_it_is_off_the_list(bed: Bed) {
+    let beat = Heartbeat { worker: bed.worker, leases: Vec::new(), lease: LEASE };
+    let listed = |beat: Heartbeat| {
+        let store = std::sync::Arc::clone(&bed.store);
+        async move { store.heartbeat(&beat).await.expect("the store answers").listed }
+    };
+    bed.pass(599).await;
+    assert!(listed(beat.clone()).await, "it is heard of in time");
+    bed.pass(601).await;
+    assert!(!listed(beat.clone()).await);
+    assert!(bed.store.workers().await.expect("the store answers").is_empty());
+    let back = crate::store::WorkerInfo { id: bed.worker, ..super::bed::worker(&["h"]) };
+    bed.store.register(&back).await.expect("registered");
+    assert!(listed(beat).await);
+}
+
 async fn a_lost_lease_gives_the_task_back_with_a_crash_and_an_event(bed: Bed) {
     let lease = bed.running().await;
     assert_eq!(bed.pass(LEASE.as_secs() - 1).await.expired, 0, "not before its end");
@@ -137,6 +153,7 @@ on_every_store![
     a_stale_heartbeat_does_not_extend_the_lease_of_another,
     a_heartbeat_tells_of_a_cancel_and_who_asked_for_it,
     a_heartbeat_shows_that_the_worker_is_alive,
+    a_worker_that_was_silent_for_long_hears_that_it_is_off_the_list,
     a_lost_lease_gives_the_task_back_with_a_crash_and_an_event,
     a_task_that_keeps_killing_its_worker_is_poison_and_its_neighbours_lose_nothing,
     a_cancelled_task_whose_worker_died_ends_as_cancelled,

@@ -45,7 +45,7 @@ async fn release(bed: &Bed, lease: &Lease, name: &str, token: u64) {
 async fn arrived(bed: &Bed, task: TaskId) -> Vec<(String, News)> {
     let records = bed.records(task).await.into_iter();
     let arrived = records.filter_map(|record| match record {
-        Record::Arrived { at, message } => Some((at, serde_json::from_str(message.get()).expect("news"))),
+        Record::Arrived { at, message, .. } => Some((at, serde_json::from_str(message.get()).expect("news"))),
         _ => None,
     });
     arrived.collect()
