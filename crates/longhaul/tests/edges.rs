@@ -416,7 +416,10 @@ async fn nothing_forward_is_written_after_a_cancel(bed: Bed) {
     at.notified().await;
     // The run gathers its event after the cancel is on disk and before it is told of it.
     let (c, _) = tokio::join!(bed.client.cancel(id, None), async { gate.notify_one() });
-    c.expect("as planned");
+    if let Err(late) = c {
+        // The task was quicker: then there was no cancel.
+        assert!(late.to_string().contains("completed already"), "{late}");
+    }
     bed.ended(id).await;
     let kinds = bed.kinds(id).await;
     let cancel = kinds.iter().position(|k| k == "task.cancel_requested");

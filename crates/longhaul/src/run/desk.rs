@@ -16,14 +16,18 @@ use serde_json::value::RawValue;
 
 use super::StepContext;
 pub(super) use super::journal::Unfinished;
-use super::journal::{Journal, Key};
+use super::journal::{Journal, Key, Touched};
+use super::line::Line;
+use super::outgoing::Outgoing;
 use crate::error::TaskError;
-use crate::event::{LogEntry, LogRow, NewEvent};
+use crate::event::{LogRow, NewEvent};
 use crate::record::{Effect, Op, Record};
 use crate::retry::RetryPolicy;
 use crate::state::{AgentState, StatePatch};
-use crate::store::{AskChange, Commit, NewCheckpoint, Outcome};
-use crate::task::{Phase, TaskId, Waiting};
+use crate::store::{AskChange, NewCheckpoint};
+use crate::task::{TaskId, Waiting};
+
+mod commit;
 
 /// An operation that takes its place on the desk.
 pub(super) struct Asking<'a> {
@@ -116,42 +120,6 @@ pub(super) struct Undo {
 pub(super) type UndoWork =
     Box<dyn FnMut(StepContext, &RawValue) -> Pin<Box<dyn Future<Output = Result<(), TaskError>> + Send>> + Send>;
 
-/// What was gathered for the next commit.
-#[derive(Default)]
-struct Outgoing {
-    events: Vec<NewEvent>,
-    records: Vec<Record>,
-    patches: Vec<StatePatch>,
-    checkpoint: Option<NewCheckpoint>,
-    asks: Vec<AskChange>,
-    progress: Option<String>,
-    /// Someone waits for it; otherwise it may go with the next one.
-    urgent: bool,
-}
-
-impl Outgoing {
-    /// Keeps only what settles effects that were begun before, and what is told of those.
-    fn keep_settled(&mut self) {
-        self.records.retain(settles);
-        let settled: Vec<&str> = self.records.iter().filter_map(Record::step).collect();
-        self.events.retain(|event| event.step.as_deref().is_some_and(|step| settled.contains(&step)));
-        self.patches.clear();
-        self.checkpoint = None;
-        self.asks.clear();
-        self.progress = None;
-    }
-
-    fn add(&mut self, newer: Outgoing) {
-        self.events.extend(newer.events);
-        self.records.extend(newer.records);
-        self.patches.extend(newer.patches);
-        self.checkpoint = newer.checkpoint.or(self.checkpoint.take());
-        self.asks.extend(newer.asks);
-        self.progress = newer.progress.or(self.progress.take());
-        self.urgent |= newer.urgent;
-    }
-}
-
 /// See the module.
 pub(super) struct Desk {
     task: TaskId,
@@ -162,6 +130,9 @@ pub(super) struct Desk {
     counts: HashMap<String, u32>,
     part: u32,
     tickets: HashMap<Key, Ticket>,
+    /// The names of those, without their counts.
+    names: HashSet<String>,
+    line: Line,
     outgoing: Outgoing,
     /// What is in the commit under way, without what ends the run.
     committing: Outgoing,
@@ -205,6 +176,8 @@ impl Desk {
             counts: HashMap::new(),
             part: 0,
             tickets: HashMap::new(),
+            names: HashSet::new(),
+            line: Line::default(),
             outgoing: Outgoing::default(),
             committing: Outgoing::default(),
             commit_under_way: false,
@@ -233,7 +206,7 @@ impl Desk {
     pub(super) fn ask(&mut self, asking: Asking<'_>) -> Result<Key, TaskError> {
         let Asking { name, key, op, effect, address, undo } = asking;
         let base = key.map_or_else(|| name.to_owned(), |key| format!("{name}:{key}"));
-        if self.tickets.values().any(|ticket| ticket.base == base) {
+        if self.names.contains(&base) {
             return Err(TaskError::fatal(
                 "ambiguous_step",
                 format!("'{base}' is already under way; give each of them a .key(..) of its own"),
@@ -262,11 +235,53 @@ impl Desk {
         if let Some(undo) = undo {
             self.undos.insert(key.clone(), undo);
         }
-        self.tickets.insert(
-            key.clone(),
-            Ticket { base, op, effect, address, number, undoable, stage: Stage::Asked, waker: None },
-        );
+        self.names.insert(base.clone());
+        let ticket = Ticket { base, op, effect, address, number, undoable, stage: Stage::Asked, waker: None };
+        self.put(key.clone(), ticket);
         Ok(key)
+    }
+
+    /// Puts a ticket in line.
+    fn put(&mut self, key: Key, ticket: Ticket) {
+        if let Some(address) = &ticket.address {
+            self.line.wait_at(address, ticket.number, key.clone());
+        }
+        self.tickets.insert(key.clone(), ticket);
+        self.line.may_start(key.clone());
+        self.look(&key);
+    }
+
+    /// Puts an operation in line for what was recorded of it, and for what arrived where it waits.
+    fn look(&mut self, key: &Key) {
+        let Some(ticket) = self.tickets.get(key) else { return };
+        if let Some(recorded) = self.journal.recorded(key) {
+            self.line.push(recorded.order, ticket.number, key.clone());
+        }
+        if let Some(address) = ticket.address.clone() {
+            self.look_at(&address);
+        }
+    }
+
+    /// Puts the first that waits at an address in line for what arrived there.
+    fn look_at(&mut self, address: &str) {
+        let Some(order) = self.journal.arrived(address) else { return };
+        let given =
+            |key: &Key| self.tickets.get(key).is_none_or(|ticket| matches!(ticket.stage, Stage::Released(_)));
+        let first = self.line.waiting_at(address).find(|(_, key)| !given(key));
+        if let Some((number, key)) = first.map(|(number, key)| (number, key.clone())) {
+            self.line.push(order, number, key);
+        }
+    }
+
+    /// Looks at what the journal has taken in.
+    fn look_at_news(&mut self) {
+        for touched in self.journal.take_touched() {
+            match touched {
+                Touched::Ended(key) => self.look(&key),
+                Touched::Arrived(address) => self.look_at(&address),
+                Touched::Undoubted(key) => self.line.may_start(key),
+            }
+        }
     }
 
     /// Waits for the operation's turn.
@@ -274,7 +289,11 @@ impl Desk {
         let unfinished = self.journal.unfinished(key);
         let Some(ticket) = self.tickets.get_mut(key) else { return Poll::Pending };
         match std::mem::replace(&mut ticket.stage, Stage::Working) {
-            Stage::Released(outcome) => Poll::Ready(Turn::Recorded(outcome)),
+            Stage::Released(outcome) => {
+                // There may be more for it.
+                self.look(key);
+                Poll::Ready(Turn::Recorded(outcome))
+            }
             Stage::Granted => Poll::Ready(Turn::Start(unfinished)),
             other => {
                 ticket.stage = other;
@@ -305,6 +324,9 @@ impl Desk {
     /// The operation waits for something outside; nothing of it is under way.
     pub(super) fn wait(&mut self, key: &Key, waiting: Waiting) {
         if let Some(ticket) = self.tickets.get_mut(key) {
+            if waiting.kind == "in_doubt" {
+                self.line.may_start(key.clone());
+            }
             ticket.stage = Stage::Waiting(waiting);
         }
     }
@@ -362,7 +384,7 @@ impl Desk {
             stage: Stage::Asked,
             waker: None,
         };
-        self.tickets.insert(key.clone(), ticket);
+        self.put(key.clone(), ticket);
         Ok(())
     }
 
@@ -374,6 +396,13 @@ impl Desk {
     /// The operation is over, or was dropped.
     pub(super) fn leave(&mut self, key: &Key) {
         let ticket = self.tickets.remove(key);
+        if let Some(ticket) = &ticket {
+            self.names.remove(&ticket.base);
+            if let Some(address) = &ticket.address {
+                self.line.leave(address, ticket.number);
+                self.look_at(address);
+            }
+        }
         let op = ticket.as_ref().map(|ticket| ticket.op);
         if let Some(op @ (Op::Question | Op::Approval)) = op {
             self.dropped.push((key.clone(), op));
@@ -484,6 +513,10 @@ impl Desk {
         } else {
             self.journal.begin_at(part, seq, kept, state);
         }
+        let under_way: Vec<Key> = self.tickets.keys().cloned().collect();
+        for key in under_way {
+            self.look(&key);
+        }
     }
 
     /// Waits until the journal was read.
@@ -545,29 +578,32 @@ impl Desk {
     /// Releases the outcome with the lowest order that was asked for: what was recorded of the
     /// operation, or what arrived where it waits.
     fn release(&mut self) -> bool {
-        let asked = self.tickets.iter().filter(|(_, ticket)| !matches!(ticket.stage, Stage::Released(_)));
-        let lowest = asked
-            .filter_map(|(key, ticket)| {
-                let recorded = self.journal.recorded(key).map(|recorded| recorded.order);
-                let arrived = ticket.address.as_deref().and_then(|address| self.journal.arrived(address));
-                let order = [recorded, arrived].into_iter().flatten().min()?;
-                Some((order, ticket.number, key, arrived == Some(order)))
-            })
-            .min_by_key(|(order, number, ..)| (*order, *number))
-            .map(|(.., key, arrived)| (key.clone(), arrived));
-        let Some((key, arrived)) = lowest else { return false };
-        let Some(ticket) = self.tickets.get_mut(&key) else { return false };
-        let outcome = match &ticket.address {
-            Some(address) if arrived => self.journal.hand_over(address, &key).map(Ok),
-            _ => self.journal.release(&key).map(|recorded| recorded.outcome),
-        };
-        let Some(outcome) = outcome else { return false };
-        ticket.stage = Stage::Released(outcome);
-        if let Some(waker) = ticket.waker.take() {
-            waker.wake();
+        self.look_at_news();
+        while let Some((order, number, key)) = self.line.pop() {
+            let waits =
+                |ticket: &&mut Ticket| ticket.number == number && !matches!(ticket.stage, Stage::Released(_));
+            let Some(ticket) = self.tickets.get_mut(&key).filter(waits) else { continue };
+            let arrived = ticket.address.clone().filter(|address| self.journal.arrived(address) == Some(order));
+            let outcome = match &arrived {
+                Some(address) => self.journal.hand_over(address, &key).map(Ok),
+                None if self.journal.recorded(&key).is_some_and(|recorded| recorded.order == order) => {
+                    self.journal.release(&key).map(|recorded| recorded.outcome)
+                }
+                None => None,
+            };
+            let Some(outcome) = outcome else { continue };
+            ticket.stage = Stage::Released(outcome);
+            if let Some(waker) = ticket.waker.take() {
+                waker.wake();
+            }
+            if let Some(address) = &arrived {
+                // What arrived after it is for the next that waits there.
+                self.look_at(address);
+            }
+            self.live |= self.journal.is_used_up();
+            return true;
         }
-        self.live |= self.journal.is_used_up();
-        true
+        false
     }
 
     /// Lets operations without a record start, and those whose doubt was cleared start again.
@@ -576,11 +612,12 @@ impl Desk {
         if self.closing || self.suspending {
             return false;
         }
-        for (key, ticket) in &mut self.tickets {
+        for key in self.line.take_fresh() {
+            let Some(ticket) = self.tickets.get_mut(&key) else { continue };
             let may = match &ticket.stage {
                 Stage::Asked => true,
                 Stage::Waiting(waiting) => {
-                    waiting.kind == "in_doubt" && self.journal.unfinished(key).doubt.is_none()
+                    waiting.kind == "in_doubt" && self.journal.unfinished(&key).doubt.is_none()
                 }
                 _ => false,
             };
@@ -602,6 +639,7 @@ impl Desk {
     /// Takes in the log that was read.
     pub(super) fn load(&mut self, rows: &[LogRow], complete: bool) -> Result<(), TaskError> {
         self.journal.read(rows)?;
+        self.look_at_news();
         if complete && !self.loaded {
             self.loaded = true;
             self.live = self.journal.is_used_up();
@@ -650,12 +688,14 @@ impl Desk {
 
     /// Whether something that arrives from outside may be wanted.
     pub(super) fn waits_for_others(&self) -> bool {
-        self.loaded && self.tickets.values().any(|ticket| ticket.address.is_some())
+        self.loaded && self.line.is_waiting()
     }
 
     /// Turns to undoing: the handler is gone, and nothing of it is under way.
     pub(super) fn begin_undo(&mut self) {
         self.tickets.clear();
+        self.names.clear();
+        self.line.clear();
         // What was gathered to go forward is not wanted any more.
         self.outgoing.keep_settled();
         (self.closing, self.ended, self.undoing, self.live) = (false, true, true, true);
@@ -671,159 +711,5 @@ impl Desk {
     /// How to undo a step.
     pub(super) fn take_undo(&mut self, key: &Key) -> Option<Undo> {
         self.undos.remove(key)
-    }
-
-    /// Makes a commit of what was gathered. While closing, only records of effects that were
-    /// begun before are in it, and it is not a step forward.
-    pub(super) fn take_commit(&mut self) -> Commit {
-        self.make_commit(!self.ended, None, None, None)
-    }
-
-    /// Makes the commit that ends the run, with everything that was gathered before it.
-    pub(super) fn end_commit(
-        &mut self,
-        forward: bool,
-        event: Option<NewEvent>,
-        record: Option<Record>,
-        outcome: Outcome,
-    ) -> Commit {
-        self.make_commit(forward, event, record, Some(outcome))
-    }
-
-    fn make_commit(
-        &mut self,
-        forward: bool,
-        event: Option<NewEvent>,
-        record: Option<Record>,
-        outcome: Option<Outcome>,
-    ) -> Commit {
-        let mut outgoing = std::mem::take(&mut self.outgoing);
-        if !forward && !self.undoing {
-            outgoing.keep_settled();
-        }
-        self.number_patches(&mut outgoing);
-        for record in &mut outgoing.records {
-            if let Record::Checkpoint { kept, .. } = record {
-                *kept = self.journal.kept();
-            }
-        }
-        self.commits += 1;
-        self.batch += 1;
-        self.commit_under_way = true;
-        self.suspending = matches!(outcome, Some(Outcome::Suspended { .. }));
-        // A patch carries the version it makes, a checkpoint what was not given to the handler, and a
-        // suspend must not miss a wake-up: all are made from the newest of the log.
-        let from_newest = self.suspending || !outgoing.patches.is_empty() || outgoing.checkpoint.is_some();
-        let recorded = outgoing.records.iter().any(|record| matches!(record, Record::Done { .. }));
-        let undoable = outgoing.records.iter().any(|record| {
-            matches!(record, Record::Done { undoable: true, .. } | Record::Intent { undoable: true, .. })
-        });
-        let mut all = outgoing.records.iter().chain(&record);
-        let undoing = all.any(|record| matches!(record, Record::Undoing { .. }));
-        let phase = undoing.then_some(Phase::Compensating);
-        let events: Vec<&NewEvent> = outgoing.events.iter().chain(&event).collect();
-        let records: Vec<&Record> = outgoing.records.iter().chain(&record).collect();
-        let commit = Commit {
-            task: self.task,
-            fence: self.fence,
-            number: self.commits,
-            forward,
-            recorded,
-            undoable,
-            phase,
-            known_seq: from_newest.then(|| self.journal.seen()),
-            entry: LogEntry::new(&events, &records),
-            progress: outgoing.progress.clone(),
-            patches: outgoing.patches.clone(),
-            checkpoint: outgoing.checkpoint.clone(),
-            asks: outgoing.asks.clone(),
-            outcome,
-        };
-        self.committing = outgoing;
-        commit
-    }
-
-    /// Gives patches the versions they will make.
-    fn number_patches(&self, outgoing: &mut Outgoing) {
-        let first = self.journal.next_state_version();
-        let patched = outgoing.records.iter_mut().filter_map(|record| match record {
-            Record::Patched { version, .. } => Some(version),
-            _ => None,
-        });
-        for (version, next) in patched.zip(first..) {
-            *version = next;
-        }
-        let told = outgoing.events.iter_mut().filter(|event| event.kind == "state.patched");
-        for (event, next) in told.zip(first..) {
-            event.data["version"] = next.into();
-        }
-    }
-
-    /// The commit is on disk, after `others`, which were written by others since the last one.
-    pub(super) fn committed(&mut self, others: &[LogRow], last_seq: u64) -> Result<(), TaskError> {
-        self.commit_under_way = false;
-        if self.loaded {
-            self.journal.read(others)?;
-            for record in std::mem::take(&mut self.committing).records {
-                let order = self.journal.take(record);
-                if self.live {
-                    self.journal.show_patches(order);
-                }
-            }
-            self.journal.saw(last_seq);
-        }
-        self.batches_done = self.batch - 1;
-        let done = self.batches_done;
-        for (_, waker) in self.waiting_for_disk.extract_if(.., |(batch, _)| *batch <= done) {
-            waker.wake();
-        }
-        Ok(())
-    }
-
-    /// A commit was refused because an approval has expired: its use is not written, everything else
-    /// is.
-    pub(super) fn without_use(&mut self, id: &str) {
-        let Outgoing { asks, records, events, .. } = &mut self.outgoing;
-        for used in asks.extract_if(.., |change| change.used() == Some(id)) {
-            let AskChange::Use { id, step } = used else { continue };
-            records.retain(
-                |record| !matches!(record, Record::Done { op: Op::Approval, step: of, .. } if *of == step),
-            );
-            events.retain(|event| event.kind != "step.completed" || event.step.as_ref() != Some(&step));
-            self.expired.insert(id);
-        }
-        for (_, waker) in std::mem::take(&mut self.waiting_for_disk) {
-            waker.wake();
-        }
-    }
-
-    /// Nothing of the commit was or can be written, nor anything that was gathered since.
-    pub(super) fn discard(&mut self) {
-        self.not_committed();
-        self.outgoing = Outgoing::default();
-    }
-
-    /// Whether the commit under way suspends the run.
-    pub(super) fn is_suspending(&self) -> bool {
-        self.suspending
-    }
-
-    /// Nothing of the commit was written: what was gathered for it waits for the next one, and
-    /// its number is free again.
-    pub(super) fn not_committed(&mut self) {
-        self.commit_under_way = false;
-        self.suspending = false;
-        self.commits -= 1;
-        let newer = std::mem::replace(&mut self.outgoing, std::mem::take(&mut self.committing));
-        self.outgoing.add(newer);
-    }
-}
-
-/// Whether a record only settles an effect whose start was recorded before.
-fn settles(record: &Record) -> bool {
-    match record {
-        Record::Done { effect, op: Op::Step, undoable, .. } => effect.needs_intent() || *undoable,
-        Record::Failed { effect, .. } | Record::InDoubt { effect, .. } => effect.needs_intent(),
-        _ => false,
     }
 }

@@ -71,9 +71,22 @@ struct Arrival {
     opened: u32,
 }
 
+/// What a record changed for operations that are under way.
+#[derive(Debug)]
+pub(super) enum Touched {
+    /// This one ended.
+    Ended(Key),
+    /// Something arrived at this address.
+    Arrived(String),
+    /// It is no longer in doubt whether the effect of this one happened.
+    Undoubted(Key),
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
+    /// What was taken in and not looked at yet.
+    touched: Vec<Touched>,
     recorded: HashMap<Key, Recorded>,
     unfinished: HashMap<Key, Unfinished>,
     /// The part that new records belong to.
@@ -197,6 +210,7 @@ impl Journal {
 
     fn end(&mut self, key: Key, op: Option<Op>, outcome: Result<Box<RawValue>, TaskError>) {
         self.unfinished.remove(&key);
+        self.touched.push(Touched::Ended(key.clone()));
         self.recorded.insert(key, Recorded { order: self.order, op, outcome });
     }
 
@@ -252,6 +266,7 @@ impl Journal {
             }
         }
         arrivals.push_back(Arrival { order: self.order, message, opened });
+        self.touched.push(Touched::Arrived(at));
     }
 
     /// The order of what arrived first at an address.
@@ -371,6 +386,7 @@ impl Journal {
                     // A person asked for this try; it does not count against the policy.
                     unfinished.tries = 0;
                 }
+                self.touched.push(Touched::Undoubted(key));
             }
             Decision::Done(result) => {
                 if self.unfinished.get(&key).is_some_and(|unfinished| unfinished.undoable) {
@@ -392,6 +408,11 @@ impl Journal {
                 self.unfinished.insert(key, Unfinished { tries: 0, given_up: true, ..unfinished });
             }
         }
+    }
+
+    /// What was taken in since this was asked last.
+    pub(super) fn take_touched(&mut self) -> Vec<Touched> {
+        std::mem::take(&mut self.touched)
     }
 
     /// What was recorded of an operation.
