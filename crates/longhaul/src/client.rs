@@ -8,17 +8,18 @@ use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::engine::Engine;
+use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::feed::Events;
 use crate::record::Decision;
-use crate::run::journal::prefix;
+use crate::run::journal::{prefix, to_undo};
 use crate::schedule::Schedule;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
     Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings,
-    StoreError, SubmitRefused, WorkerInfo,
+    StoreError, SubmitRefused, UNDO_OF, WorkerInfo,
 };
-use crate::task::{Deadline, Invalid, NewTask, Task, TaskId};
+use crate::task::{Deadline, Invalid, NewTask, State, Task, TaskId, UndoOf};
 
 /// How often a request is repeated that can be, and the pause before that.
 const REPEATS: usize = 3;
@@ -161,6 +162,12 @@ impl Client {
         self.control(id, Action::Cancel { undo: false, reason: reason.map(str::to_owned) }).await
     }
 
+    /// As [`Client::cancel`], and asks to undo what was done also where that is not done anyway. (Steps
+    /// that say how they are undone always are, when their task is cancelled.)
+    pub async fn cancel_with_undo(&self, id: TaskId, reason: Option<&str>) -> Result<Controlled, Error> {
+        self.control(id, Action::Cancel { undo: true, reason: reason.map(str::to_owned) }).await
+    }
+
     /// Opens a failed or cancelled task again, under the same id: what was recorded stays, what
     /// failed is tried again. Nothing happens to any other task.
     pub async fn resume(&self, id: TaskId) -> Result<Controlled, Error> {
@@ -183,16 +190,8 @@ impl Client {
             let why = format!("the task is {}; only one that has ended can be forked", task.state);
             return Err(ControlRefused::WrongState(why).into());
         }
-        let mut log: Vec<LogRow> = Vec::new();
-        loop {
-            let after = log.last().map_or(0, LogRow::last_seq);
-            let rows = self.engine.store.log(id, after).await?;
-            if rows.is_empty() {
-                break;
-            }
-            log.extend(rows);
-        }
-        let prefix = prefix(&log, from_step).map_err(|error| ControlRefused::WrongState(error.message))?;
+        let prefix =
+            prefix(&self.log(id).await?, from_step).map_err(|error| ControlRefused::WrongState(error.message))?;
         let Some(prefix) = prefix else {
             let why = format!("the task has no step '{from_step}'; its events name those it has");
             return Err(ControlRefused::WrongState(why).into());
@@ -206,6 +205,79 @@ impl Client {
         });
         fork.fork = Some((id, prefix));
         self.submit(fork).await
+    }
+
+    /// The whole log of a task.
+    async fn log(&self, id: TaskId) -> Result<Vec<LogRow>, StoreError> {
+        let mut log: Vec<LogRow> = Vec::new();
+        loop {
+            let after = log.last().map_or(0, LogRow::last_seq);
+            let rows = self.engine.store.log(id, after).await?;
+            if rows.is_empty() {
+                return Ok(log);
+            }
+            log.extend(rows);
+        }
+    }
+
+    /// Undoes what a task did that has ended, as a saga undoes it: every completed step that can be
+    /// undone and was not, the last completed first. That is a new task, whose `undo_of` is this one's
+    /// id: it replays the handler from what was recorded and ends `completed` with the names of the
+    /// steps as `{"undone": […]}`, or `failed` with `compensation_failed`; then the undo can be asked
+    /// for again. Refused with the reason when the task has not ended, when nothing is left to undo, or
+    /// when another undo has begun. A task that was undone cannot be resumed.
+    pub async fn undo(&self, id: TaskId, reason: Option<&str>) -> Result<Accepted, Error> {
+        for _ in 0..REPEATS {
+            let undo = self.undo_task(id, reason).await?;
+            match self.submit(undo).await {
+                // It was opened again, or someone else was quicker: look again.
+                Err(Error::Refused(SubmitRefused::Invalid(Invalid { field: UNDO_OF, .. }))) => {}
+                answer => return answer,
+            }
+        }
+        let why = "others open or undo the task at this very moment; try again";
+        Err(ControlRefused::WrongState(why.to_owned()).into())
+    }
+
+    /// The task that undoes another as that stands now.
+    async fn undo_task(&self, id: TaskId, reason: Option<&str>) -> Result<NewTask, Error> {
+        let refused = |why: String| Error::from(ControlRefused::WrongState(why));
+        let task = self.task(id).await?;
+        let Some(finished_at) = task.finished_at.filter(|_| task.state.is_final()) else {
+            let why = format!("the task is {}; cancel it, or undo it when it has ended", task.state);
+            return Err(refused(why));
+        };
+        if let Some(other) = task.undo_of {
+            return Err(refused(format!("it is itself the undo of task {other}")));
+        }
+        let mut known = id;
+        if let Some(before) = task.undone_by {
+            match self.engine.store.task(&self.tenant, before).await?.map(|undo| undo.state) {
+                // What that one undid is undone; the rest is tried again.
+                Some(State::Failed) => known = before,
+                Some(State::Completed) => return Err(refused(format!("it was undone by task {before}"))),
+                Some(_) => return Err(refused(format!("task {before} is undoing it"))),
+                None => {
+                    let why = format!("task {before} undid it and is gone, and with it what was undone");
+                    return Err(refused(why));
+                }
+            }
+        }
+        let why = match reason {
+            Some(reason) => format!("undone by request of {}: {reason}", self.actor),
+            None => format!("undone by request of {}", self.actor),
+        };
+        let why = TaskError::fatal("undo_requested", why);
+        let records = to_undo(&self.log(known).await?, id, why).map_err(|error| refused(error.message))?;
+        let Some(records) = records else {
+            return Err(refused("nothing is left to undo: no step was completed that says how".to_owned()));
+        };
+        let mut undo = NewTask::with_raw(task.handler, task.input);
+        (undo.queue, undo.priority, undo.tags) = (task.queue, task.priority.get(), task.tags);
+        (undo.concurrency_key, undo.max_attempts) = (task.concurrency_key, task.max_attempts);
+        let finished_at = finished_at.as_microsecond();
+        undo.undo = Some(UndoOf { task: id, finished_at, before: task.undone_by, records });
+        Ok(undo)
     }
 
     /// Changes the priority (0 to 9) and with it the place in line.

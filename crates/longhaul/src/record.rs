@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::error::TaskError;
 use crate::event::LogRow;
 use crate::state::StatePatch;
-use crate::task::State;
+use crate::task::{State, TaskId};
 
 /// What kind of effect a step has; decides whether it may be started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -121,6 +121,8 @@ pub(crate) enum Record {
     Undoing { state: State, error: TaskError },
     /// What a step did was undone.
     Undone { part: u32, step: String },
+    /// Everything before this is of another task, which this one undoes by request.
+    UndoOf { task: TaskId },
     /// A question or an approval is no longer asked: the handler went on without it.
     Withdrawn { part: u32, step: String },
     /// Copied from the task this one was forked from: a step that is not repeated here, and not
@@ -146,7 +148,8 @@ impl Record {
             | Self::Checkpoint { .. }
             | Self::Reopened { .. }
             | Self::Arrived { .. }
-            | Self::Undoing { .. } => None,
+            | Self::Undoing { .. }
+            | Self::UndoOf { .. } => None,
         }
     }
 }

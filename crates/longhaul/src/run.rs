@@ -293,10 +293,14 @@ impl Run {
     fn context_of(&self, key: &Key, of: &Key, attempt: u32) -> StepContext {
         let (part, step) = key;
         let task = self.id();
+        // Undoing a step is the same call to the outside, whichever task does it. A step that was undone
+        // and starts again is another.
+        let (owner, generation) = {
+            let desk = self.desk();
+            (desk.journal().undo_of().unwrap_or(task), desk.journal().generation(of))
+        };
         let mut idempotency_key =
-            if *part == 0 { format!("{task}/{step}") } else { format!("{task}/{part}/{step}") };
-        // A step that was undone and starts again is another call to the outside.
-        let generation = self.desk().journal().generation(of);
+            if *part == 0 { format!("{owner}/{step}") } else { format!("{owner}/{part}/{step}") };
         if generation > 0 {
             idempotency_key = format!("{idempotency_key}~{}", generation + 1);
         }

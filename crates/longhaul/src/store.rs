@@ -671,6 +671,14 @@ pub(crate) fn too_many_schedules() -> Invalid {
     Invalid::new("schedules", format!("are {MAX_SCHEDULES} already, the most a tenant may have; remove some"))
 }
 
+/// Why a task is not undone: it is not as it was when that was asked for.
+pub(crate) fn undo_refused() -> Invalid {
+    Invalid::new(UNDO_OF, "was opened again, or someone else undoes it by now")
+}
+
+/// The field of [`undo_refused`].
+pub(crate) const UNDO_OF: &str = "undo_of";
+
 /// A worker as others see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkerInfo {

@@ -250,6 +250,22 @@ pub struct NewTask {
     /// The task whose recorded prefix this one shares, and that prefix.
     #[serde(skip)]
     pub(crate) fork: Option<(TaskId, Vec<Record>)>,
+    /// What it undoes, by request, instead of going forward.
+    #[serde(skip)]
+    pub(crate) undo: Option<UndoOf>,
+}
+
+/// An undo by request.
+#[derive(Clone, Debug)]
+pub(crate) struct UndoOf {
+    /// The task that is undone.
+    pub(crate) task: TaskId,
+    /// When that had ended, microseconds: one that was opened again since is not undone.
+    pub(crate) finished_at: i64,
+    /// The undo that failed before, if any; nobody else may have begun another since.
+    pub(crate) before: Option<TaskId>,
+    /// What was recorded so far, to replay the handler from, and that it is undone now.
+    pub(crate) records: Vec<Record>,
 }
 
 impl NewTask {
@@ -286,6 +302,7 @@ impl NewTask {
             not_json: None,
             parent: None,
             fork: None,
+            undo: None,
         }
     }
 
@@ -402,6 +419,10 @@ impl NewTask {
         if let Some((of, prefix)) = &self.fork {
             data["fork_of"] = serde_json::json!(of);
             records.extend(prefix.iter().cloned());
+        }
+        if let Some(undo) = &self.undo {
+            data["undo_of"] = serde_json::json!(undo.task);
+            records.extend(undo.records.iter().cloned());
         }
         LogEntry::new(&[NewEvent::new("task.submitted", data)], &records)
     }

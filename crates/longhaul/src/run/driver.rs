@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::json;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::desk::Next;
@@ -616,6 +616,9 @@ impl Driver {
         if failed.is_empty() {
             let event = NewEvent::new("saga.compensated", json!({"undone": undone}));
             self.run.desk().tell(event);
+            if state == State::Completed {
+                return self.undone_by_request(undone);
+            }
             let error = error.clone().detail("undone", json!(undone));
             return match state {
                 State::Cancelled => self.cancelled(error),
@@ -632,6 +635,15 @@ impl Driver {
         .caused_by(error.clone());
         self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": error})));
         self.failed_for_good(error, false)
+    }
+
+    /// The end of a task whose only work was to undo another.
+    fn undone_by_request(&self, undone: &[String]) -> Commit {
+        let result = json!({"undone": undone});
+        let event = NewEvent::new("task.completed", json!({"result": result}));
+        // A list of names always serialises.
+        let result = to_raw_value(&result).unwrap_or_else(|_| RawValue::NULL.to_owned());
+        self.run.desk().end_commit(false, Some(event), None, Outcome::Completed { result })
     }
 
     /// Tries again later; nothing of what has to be undone is given up, unless trying again cannot

@@ -16,7 +16,7 @@ use crate::event::LogRow;
 use crate::record::{Decision, Effect, Op, Record, records_of};
 use crate::state::{AgentState, StatePatch};
 use crate::store::locks::News;
-use crate::task::State;
+use crate::task::{State, TaskId};
 
 /// Which operation: the part of the journal and the name in it.
 pub(super) type Key = (u32, String);
@@ -111,6 +111,8 @@ pub(super) struct Journal {
     undone: Vec<Key>,
     /// How often a step was undone and may start again: its keys are new each time.
     generations: HashMap<Key, u32>,
+    /// What is here up to now is another task's, which this one undoes by request.
+    undo_of: Option<TaskId>,
     /// The task will end so; it only undoes what it did.
     undoing: Option<(State, TaskError)>,
     /// How often the task was opened again, and whether that was by request.
@@ -195,6 +197,7 @@ impl Journal {
                 }
             }
             Record::Undoing { state, error } => self.undoing = Some((state, error)),
+            Record::UndoOf { task } => self.undo_other(task),
             Record::Undone { part, step } => {
                 let key = (part, step);
                 self.undoable.retain(|_, (known, _)| *known != key);
@@ -249,6 +252,16 @@ impl Journal {
         // Locks ended with the task.
         self.arrivals.retain(|at, _| !at.starts_with(APPROVAL) && !at.starts_with(LOCK));
         self.unfinished.retain(|_, unfinished| unfinished.wait.is_none());
+    }
+
+    /// What was recorded so far is another task's: its undos that failed are tried again, and what it
+    /// undid itself is not this one's.
+    fn undo_other(&mut self, task: TaskId) {
+        self.undo_of = Some(task);
+        self.undone.clear();
+        let undos: HashSet<String> = self.undoable_keys().map(undo_name).collect();
+        self.recorded.retain(|(_, name), recorded| recorded.outcome.is_ok() || !undos.contains(name));
+        self.unfinished.retain(|(_, name), _| !undos.contains(name));
     }
 
     fn arrive(&mut self, at: String, message: Box<RawValue>) {
@@ -358,6 +371,11 @@ impl Journal {
     /// Whether the task was opened again by request.
     pub(super) fn was_resumed(&self) -> bool {
         self.resumed
+    }
+
+    /// The task that this one undoes by request.
+    pub(super) fn undo_of(&self) -> Option<TaskId> {
+        self.undo_of
     }
 
     /// How the task will end after undoing, once that was begun.
@@ -530,15 +548,34 @@ impl Journal {
     }
 }
 
-/// What a fork from `step` on takes over of a task with this log; `None` when the log does not know
-/// the step.
-pub(crate) fn prefix(rows: &[LogRow], step: &str) -> Result<Option<Vec<Record>>, TaskError> {
+fn all_records(rows: &[LogRow]) -> Result<Vec<Record>, TaskError> {
     let mut records = Vec::new();
     for row in rows {
         records.extend(records_of(row).map_err(|error| {
             TaskError::fatal("journal_damaged", format!("row {} of the log cannot be read: {error}", row.seq))
         })?);
     }
+    Ok(records)
+}
+
+/// What an undo of `task` begins with, which was recorded so far in these rows: all of it, to replay the
+/// handler from. `None` when nothing is left to undo.
+pub(crate) fn to_undo(rows: &[LogRow], task: TaskId, why: TaskError) -> Result<Option<Vec<Record>>, TaskError> {
+    let mut records = all_records(rows)?;
+    records.retain(|record| !matches!(record, Record::Input(_)));
+    records.push(Record::UndoOf { task });
+    let mut journal = Journal::default();
+    for record in &records {
+        journal.take(record.clone());
+    }
+    records.push(Record::Undoing { state: State::Completed, error: why });
+    Ok(journal.has_undoable().then_some(records))
+}
+
+/// What a fork from `step` on takes over of a task with this log; `None` when the log does not know
+/// the step.
+pub(crate) fn prefix(rows: &[LogRow], step: &str) -> Result<Option<Vec<Record>>, TaskError> {
+    let mut records = all_records(rows)?;
     // Since the task was resumed last, if it got that far again.
     let resumed = records.iter().rposition(|record| matches!(record, Record::Reopened { resumed: true }));
     let is_it = |record: &Record| record.step() == Some(step);

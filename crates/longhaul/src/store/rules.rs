@@ -463,6 +463,14 @@ pub(crate) fn control(
         }
         Action::Resume => match head.state {
             State::Failed | State::Cancelled => {
+                if let Some(undone) = head.undo_of {
+                    let why = format!("it undoes task {undone}; ask for the undo of that one again");
+                    return Err(ControlRefused::WrongState(why));
+                }
+                if let Some(undo) = head.undone_by {
+                    let why = format!("task {undo} undoes what it did; submit it again instead");
+                    return Err(ControlRefused::WrongState(why));
+                }
                 if head.past_deadline(now) {
                     return Err(ControlRefused::WrongState(
                         "the task's deadline has passed; submit it again with a new one".to_owned(),

@@ -15,7 +15,7 @@ use super::connect::Tx;
 use super::rows::{get_id, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, lock};
 use crate::store::clock::micros;
-use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused};
+use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, undo_refused};
 use crate::task::{Deadline, Invalid, NewTask, Priority};
 
 type Answer = Result<Accepted, SubmitRefused>;
@@ -76,6 +76,7 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
     batch.refuse(&unregistered, &rooms, alone);
 
     batch.refuse_orphans(&tx).await?;
+    batch.note_undos(&tx).await?;
 
     let told = batch.insert(store, tx, &rooms, now).await?;
     store.tell(told);
@@ -90,7 +91,11 @@ pub(super) async fn submit_within(
     tasks: &[NewTask],
 ) -> Result<(Vec<Answer>, Told), StoreError> {
     let plain = |task: &NewTask| {
-        task.key.is_none() && task.dedupe_window.is_none() && task.parent.is_none() && task.fork.is_none()
+        task.key.is_none()
+            && task.dedupe_window.is_none()
+            && task.parent.is_none()
+            && task.fork.is_none()
+            && task.undo.is_none()
     };
     debug_assert!(tasks.iter().all(plain));
     if tasks.is_empty() {
@@ -311,8 +316,8 @@ impl<'a> Batch<'a> {
                 self.answers[n] = Some(Err(SubmitRefused::UnknownHandler { handler: task.handler.clone() }));
                 continue;
             }
-            // A child is part of a task that was accepted.
-            let bounded = alone && task.parent.is_none();
+            // A child, and an undo, is part of a task that was accepted.
+            let bounded = alone && task.parent.is_none() && task.undo.is_none();
             let Some(room) = rooms.get(&task.queue).filter(|_| bounded) else { continue };
             if task.key.as_deref().is_some_and(|key| keys.contains(&(task.tenant.as_str(), key))) {
                 continue;
@@ -346,6 +351,27 @@ impl<'a> Batch<'a> {
         for n in orphans {
             if let Some(parent) = self.tasks[n].parent.filter(|_| self.answers[n].is_none()) {
                 self.answers[n] = Some(Err(SubmitRefused::ParentEnded { parent }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes at each task that is to be undone who does it, and refuses where that cannot be any more.
+    async fn note_undos(&mut self, tx: &Tx) -> Result<(), StoreError> {
+        let mut undos: Vec<usize> = self.open().filter(|&n| self.tasks[n].undo.is_some()).collect();
+        undos.sort_by_key(|&n| self.tasks[n].undo.as_ref().map(|undo| undo.task));
+        for n in undos {
+            let task = &self.tasks[n];
+            let Some(undo) = &task.undo else { continue };
+            let before = undo.before.map(|before| before.0);
+            let noted = tx
+                .execute(
+                    include_str!("sql/submit_undo.sql"),
+                    &[&task.id.0, &undo.task.0, &task.tenant, &undo.finished_at, &before],
+                )
+                .await?;
+            if noted == 0 {
+                self.answers[n] = Some(Err(undo_refused().into()));
             }
         }
         Ok(())
@@ -449,6 +475,7 @@ struct Columns<'a> {
     records: Vec<Option<String>>,
     parents: Vec<Option<Uuid>>,
     forks: Vec<Option<Uuid>>,
+    undos: Vec<Option<Uuid>>,
 }
 
 impl<'a> Columns<'a> {
@@ -479,6 +506,7 @@ impl<'a> Columns<'a> {
             columns.records.push(entry.records);
             columns.parents.push(task.parent.map(|parent| parent.0));
             columns.forks.push(task.fork.as_ref().map(|(of, _)| of.0));
+            columns.undos.push(task.undo.as_ref().map(|undo| undo.task.0));
         }
         columns
     }
@@ -514,6 +542,7 @@ impl<'a> Columns<'a> {
                     &self.records,
                     &self.parents,
                     &self.forks,
+                    &self.undos,
                 ],
             )
             .await?;

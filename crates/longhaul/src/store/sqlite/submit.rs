@@ -9,8 +9,8 @@ use super::rows::Id;
 use super::{Tx, rows, store_error};
 use crate::record::Record;
 use crate::store::clock::micros;
-use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, rules};
-use crate::task::{Deadline, Invalid, NewTask, Priority, State, TaskId};
+use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, rules, undo_refused};
+use crate::task::{Deadline, Invalid, NewTask, Priority, State, TaskId, UndoOf};
 
 type Answer = Result<Accepted, SubmitRefused>;
 
@@ -52,8 +52,9 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
         rooms.insert(task.queue.clone(), room(tx, &task.queue)?);
     }
     let room = rooms.get_mut(&task.queue);
-    // A child is part of a task that was accepted.
-    let Some(room) = room.filter(|room| room.free > 0 || task.parent.is_some()) else {
+    // A child, and an undo, is part of a task that was accepted.
+    let bounded = task.parent.is_none() && task.undo.is_none();
+    let Some(room) = room.filter(|room| room.free > 0 || !bounded) else {
         if let Some(accepted) = accepted_before(tx, task)? {
             return Ok(Ok(accepted));
         }
@@ -62,12 +63,30 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
         return Ok(Err(SubmitRefused::QueueFull { queue: task.queue.clone(), max, retry_after }));
     };
     let ageing = room.ageing;
+    if let Some(undo) = &task.undo
+        && !note_undo(tx, task, undo)?
+    {
+        return Ok(Err(undo_refused().into()));
+    }
     if !insert(tx, task, digest, ageing)? {
         let taken = || Invalid::new("id", "belongs to another task").into();
         return Ok(accepted_before(tx, task)?.ok_or_else(taken));
     }
     room.free -= 1;
     Ok(Ok(Accepted { id: task.id, new: true, created_at: tx.now }))
+}
+
+/// Notes at a task who undoes it; `false` when it cannot be undone any more.
+fn note_undo(tx: &Tx<'_>, task: &NewTask, undo: &UndoOf) -> Result<bool, StoreError> {
+    let noted = tx
+        .sql
+        .prepare_cached(include_str!("sql/submit_undo.sql"))
+        .and_then(|mut update| {
+            let before = undo.before.map(Id::from);
+            update.execute((Id::from(task.id), Id::from(undo.task), &task.tenant, undo.finished_at, before))
+        })
+        .map_err(store_error)?;
+    Ok(noted > 0)
 }
 
 /// This very submit, when it was accepted and its answer was lost.
@@ -172,6 +191,7 @@ fn insert(
                 run_at,
                 task.parent.map(Id::from),
                 task.fork.as_ref().map(|(of, _)| Id::from(*of)),
+                task.undo.as_ref().map(|undo| Id::from(undo.task)),
             ])
         })
         .map_err(store_error)?;

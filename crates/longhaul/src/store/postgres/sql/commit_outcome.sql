@@ -23,7 +23,7 @@ written AS (
         waiting     = left(d.waiting, -1) || ',"since":"' || lh_time(now.now) || '"'
                       || coalesce(',"until":"' || lh_time(now.now + d.after) || '"', '') || '}',
         result      = d.result,
-        error       = CASE WHEN d.state IS NULL OR (d.error IS NULL AND t.phase = 1) THEN t.error ELSE d.error END,
+        error       = CASE WHEN d.state IS NULL OR (d.error IS NULL AND t.phase = 1 AND d.state <> 3) THEN t.error ELSE d.error END,
         attempts    = t.attempts + d.attempts,
         finished_at = CASE WHEN d.state >= 3 THEN now.now END,
         undoable    = t.undoable OR d.undoable,

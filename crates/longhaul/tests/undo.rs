@@ -1,0 +1,298 @@
+//! Undo by request: what a task that has ended did is undone by a task of its own.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{Bed, at_once};
+use longhaul::run::Step;
+use longhaul::store::Accepted;
+use longhaul::{
+    Client, Error, Filter, NewTask, Run, State, StepContext, Task, TaskError, TaskId, Worker, WorkerHandle,
+};
+use serde_json::json;
+use tokio::sync::Notify;
+
+on_every_store!(
+    a_completed_task_is_undone_by_a_task_of_its_own_last_completed_first,
+    what_a_failed_undo_left_is_undone_by_request_and_nothing_else,
+    an_undo_that_fails_can_be_asked_for_again_and_undoes_the_rest_under_the_same_keys,
+    what_cannot_be_undone_is_refused_with_the_reason,
+    two_undos_at_once_make_one,
+    an_undo_goes_on_where_a_lost_worker_left_it,
+    a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo,
+    a_cancel_can_ask_to_undo,
+);
+
+/// What is outside: what was done to it, and what cannot be undone at present.
+#[derive(Clone, Default)]
+struct World {
+    lines: Arc<Mutex<Vec<String>>>,
+    keys: Arc<Mutex<Vec<String>>>,
+    stuck: Arc<Mutex<Vec<&'static str>>>,
+    /// The undo of `b` says so and then hangs.
+    hangs: Option<Arc<Notify>>,
+}
+
+impl World {
+    fn write(&self, line: impl Into<String>) {
+        self.lines.lock().expect("not poisoned").push(line.into());
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.lines.lock().expect("not poisoned").clone()
+    }
+
+    /// The keys of undos that were tried, in order.
+    fn keys(&self) -> Vec<String> {
+        self.keys.lock().expect("not poisoned").clone()
+    }
+
+    fn stick(&self, names: &[&'static str]) {
+        *self.stuck.lock().expect("not poisoned") = names.to_vec();
+    }
+
+    fn step<'a>(&self, run: &'a Run, name: &'static str) -> Step<'a, String> {
+        let (done, world) = (self.clone(), self.clone());
+        let step = run.step(name, move || {
+            done.write(name);
+            async move { Ok::<_, TaskError>(name.to_owned()) }
+        });
+        let undo = move |context: StepContext, result: String| {
+            let world = world.clone();
+            async move {
+                world.keys.lock().expect("not poisoned").push(context.idempotency_key);
+                if world.stuck.lock().expect("not poisoned").contains(&name) {
+                    return Err(TaskError::retryable("stuck", "cannot be removed"));
+                }
+                if name == "b"
+                    && let Some(hangs) = &world.hangs
+                {
+                    hangs.notify_one();
+                    std::future::pending::<()>().await;
+                }
+                world.write(format!("undo {result}"));
+                Ok(())
+            }
+        };
+        step.undo_with(undo).undo_retry(at_once(2))
+    }
+}
+
+/// Three steps with undos and one without; the one after them fails when told to, and that error is
+/// the task's.
+async fn deploy(run: Run, fails: bool, world: World) -> Result<u32, TaskError> {
+    // An error that was caught belongs to what is replayed.
+    let _ = run.step("probe", || async { Err::<(), _>(TaskError::fatal("no_probe", "there is none")) }).await;
+    for name in ["a", "b", "c"] {
+        world.step(&run, name).await?;
+    }
+    run.step("look", || async { Ok::<_, TaskError>(()) }).await?;
+    if fails {
+        return Err(TaskError::fatal("told", "it was told to fail"));
+    }
+    Ok(3)
+}
+
+async fn start(client: &Client, world: &World) -> WorkerHandle {
+    let world = world.clone();
+    Worker::new(client)
+        .queues(["q"])
+        .handler("deploy", move |run: Run, fails: bool| deploy(run, fails, world.clone()))
+        .start()
+        .await
+        .expect("starts")
+}
+
+async fn ended(bed: &Bed, fails: bool) -> Task {
+    let task = NewTask::new("deploy", &fails).queue("q").priority(7).tag("app", "shop");
+    let id = bed.client.submit(task).await.expect("accepted").id;
+    bed.ended(id).await
+}
+
+async fn undo(bed: &Bed, id: TaskId) -> Task {
+    let undo = bed.client.acting_as("ann").undo(id, Some("not wanted")).await.expect("accepted");
+    assert!(undo.new);
+    bed.ended(undo.id).await
+}
+
+fn refusal(answer: Result<Accepted, Error>) -> String {
+    match answer.expect_err("refused") {
+        Error::Control(refused) => refused.to_string(),
+        other => panic!("another error: {other}"),
+    }
+}
+
+async fn undos_of(bed: &Bed, id: TaskId) -> Vec<Task> {
+    let all = bed.client.list(&Filter::default()).await.expect("listed");
+    all.into_iter().filter(|task| task.undo_of == Some(id)).collect()
+}
+
+async fn a_completed_task_is_undone_by_a_task_of_its_own_last_completed_first(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    let done = ended(&bed, false).await;
+    assert_eq!(done.state, State::Completed);
+    let undo = undo(&bed, done.id).await;
+    assert_eq!(undo.state, State::Completed, "{:?}", undo.error);
+    assert_eq!(undo.result.expect("a result").get(), r#"{"undone":["c","b","a"]}"#);
+    assert_eq!(world.lines(), ["a", "b", "c", "undo c", "undo b", "undo a"]);
+    assert_eq!((undo.undo_of, undo.error.is_none()), (Some(done.id), true));
+    assert_eq!((undo.handler, undo.queue, undo.priority), (done.handler, done.queue, done.priority));
+    assert_eq!((undo.tags, undo.input.get()), (done.tags, "false"));
+    let kinds = bed.kinds(undo.id).await;
+    assert!(kinds.contains(&"saga.compensated".to_owned()), "{kinds:?}");
+    assert_eq!(bed.client.task(done.id).await.expect("there").state, State::Completed, "and stays so");
+    let again = refusal(bed.client.undo(done.id, None).await);
+    assert!(again.contains(&format!("undone by task {}", undo.id)), "{again}");
+    worker.stop().await;
+}
+
+async fn what_a_failed_undo_left_is_undone_by_request_and_nothing_else(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    world.stick(&["b"]);
+    let failed = ended(&bed, true).await;
+    assert_eq!(failed.error.expect("says why").code, "compensation_failed");
+    assert_eq!(world.lines(), ["a", "b", "c", "undo c", "undo a"]);
+    world.stick(&[]);
+    let undo = undo(&bed, failed.id).await;
+    assert_eq!(undo.result.expect("a result").get(), r#"{"undone":["b"]}"#);
+    assert_eq!(world.lines()[5..], ["undo b"]);
+    worker.stop().await;
+}
+
+async fn an_undo_that_fails_can_be_asked_for_again_and_undoes_the_rest_under_the_same_keys(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    let done = ended(&bed, false).await;
+    world.stick(&["b"]);
+    let first = undo(&bed, done.id).await;
+    let error = first.error.expect("says why");
+    assert_eq!((first.state, error.code.as_str()), (State::Failed, "compensation_failed"));
+    assert_eq!(error.details["undone"], json!(["c", "a"]));
+    assert_eq!(error.details["not_undone"][0]["step"], "b");
+    let cause = error.cause.expect("why it was undone at all");
+    assert!(cause.message.contains("ann") && cause.message.contains("not wanted"), "{}", cause.message);
+    assert!(bed.kinds(first.id).await.contains(&"saga.compensation_failed".to_owned()));
+    world.stick(&[]);
+    let second = undo(&bed, done.id).await;
+    assert_eq!(second.result.expect("a result").get(), r#"{"undone":["b"]}"#);
+    assert_eq!(world.lines(), ["a", "b", "c", "undo c", "undo a", "undo b"]);
+    let key = |name: &str| format!("{}/undo {name}", done.id);
+    assert_eq!(world.keys(), [key("c"), key("b"), key("b"), key("a"), key("b")], "b was tried twice at first");
+    assert_eq!(undos_of(&bed, done.id).await.len(), 2);
+    worker.stop().await;
+}
+
+async fn what_cannot_be_undone_is_refused_with_the_reason(bed: Bed) {
+    let world = World::default();
+    bed.client.announce(&["deploy"]).await.expect("known");
+    let early = bed.client.submit(NewTask::new("deploy", &false).queue("q")).await.expect("accepted").id;
+    let pending = refusal(bed.client.undo(early, None).await);
+    assert!(pending.contains("is pending"), "{pending}");
+    let worker = start(&bed.client, &world).await;
+    bed.ended(early).await;
+    let failed = ended(&bed, true).await;
+    let nothing = refusal(bed.client.undo(failed.id, None).await);
+    assert!(nothing.contains("nothing is left to undo"), "{nothing}");
+    let undone = undo(&bed, early).await;
+    let itself = refusal(bed.client.undo(undone.id, None).await);
+    assert!(itself.contains(&format!("the undo of task {early}")), "{itself}");
+    bed.client.delete(undone.id).await.expect("deleted");
+    let gone = refusal(bed.client.undo(early, None).await);
+    assert!(gone.contains("is gone"), "{gone}");
+    let theirs = bed.client.for_tenant("acme").undo(early, None).await;
+    assert!(matches!(theirs, Err(Error::NotFound(_))), "{theirs:?}");
+    worker.stop().await;
+}
+
+async fn two_undos_at_once_make_one(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    let done = ended(&bed, false).await;
+    let other = bed.another_client_or_same().await;
+    let asked: Vec<_> = (0..8)
+        .map(|n| {
+            let client = if n % 2 == 0 { bed.client.clone() } else { other.clone() };
+            tokio::spawn(async move { client.undo(done.id, None).await })
+        })
+        .collect();
+    let mut accepted = Vec::new();
+    for asked in asked {
+        match asked.await.expect("no panic") {
+            Ok(undo) => accepted.push(undo.id),
+            Err(error) => {
+                let why = refusal(Err(error));
+                assert!(why.contains("is undoing it") || why.contains("was undone by"), "{why}");
+            }
+        }
+    }
+    assert_eq!(accepted.len(), 1);
+    bed.ended(accepted[0]).await;
+    assert_eq!(undos_of(&bed, done.id).await.len(), 1);
+    assert_eq!(world.lines()[3..], ["undo c", "undo b", "undo a"]);
+    worker.stop().await;
+}
+
+async fn an_undo_goes_on_where_a_lost_worker_left_it(bed: Bed) {
+    let hangs = Arc::new(Notify::new());
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    let done = ended(&bed, false).await;
+    worker.stop().await;
+    let other = bed.another_client_or_same().await;
+    let lost = start(&other, &World { hangs: Some(Arc::clone(&hangs)), ..world.clone() }).await;
+    let undo = bed.client.undo(done.id, None).await.expect("accepted").id;
+    hangs.notified().await;
+    lost.abort();
+    let worker = start(&bed.client, &world).await;
+    bed.client.clock().advance(Duration::from_secs(60));
+    let undo = bed.ended(undo).await;
+    assert_eq!(undo.result.expect("a result").get(), r#"{"undone":["c","b","a"]}"#);
+    assert_eq!(world.lines()[3..], ["undo c", "undo b", "undo a"], "what was undone is not undone again");
+    let key = |name: &str| format!("{}/undo {name}", done.id);
+    assert_eq!(world.keys(), [key("c"), key("b"), key("b"), key("a")]);
+    worker.stop().await;
+}
+
+async fn a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    world.stick(&["b"]);
+    let failed = ended(&bed, true).await;
+    let first = undo(&bed, failed.id).await;
+    assert_eq!(first.state, State::Failed);
+    let undone = bed.client.resume(failed.id).await.expect_err("refused").to_string();
+    assert!(undone.contains(&format!("task {} undoes what it did", first.id)), "{undone}");
+    let itself = bed.client.resume(first.id).await.expect_err("refused").to_string();
+    assert!(itself.contains(&format!("it undoes task {}", failed.id)), "{itself}");
+    worker.stop().await;
+}
+
+async fn a_cancel_can_ask_to_undo(bed: Bed) {
+    let world = World::default();
+    let waits = world.clone();
+    let worker = Worker::new(&bed.client)
+        .handler("h", move |run: Run, (): ()| {
+            let world = waits.clone();
+            async move {
+                world.step(&run, "a").await?;
+                run.signal::<()>("go").await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    bed.waiting_for(id, "signal").await;
+    bed.client.cancel_with_undo(id, Some("enough")).await.expect("cancelled");
+    let task = bed.ended(id).await;
+    assert_eq!(
+        (task.state, task.error.expect("says why").details["undone"].clone()),
+        (State::Cancelled, json!(["a"]))
+    );
+    assert_eq!(world.lines(), ["a", "undo a"]);
+    worker.stop().await;
+}
