@@ -1,10 +1,10 @@
 //! Tasks that undo: what a deadline or a cancel makes of a task with something to undo, and how it
 //! is leased and ends then.
 
-use super::bed::{Bed, completed, failed, secs, suspended, write};
+use super::bed::{Bed, completed, failed, retry, secs, suspended, write};
 use crate::state::StatePatch;
-use crate::store::{Claim, Lease, Outcome};
-use crate::task::{NewTask, Phase, State};
+use crate::store::{Action, Claim, Lease, Outcome, QueueSettings, SubmitRefused};
+use crate::task::{NewTask, Phase, State, TaskId, UndoOf};
 
 /// Writes something that can be undone, beside a step alone or together with more.
 async fn did_something(bed: &Bed, lease: &Lease, number: u32, together: bool) {
@@ -96,8 +96,64 @@ async fn a_task_that_did_nothing_ends_at_once(bed: Bed) {
     assert_eq!(bed.task(lease.task).await.phase, Phase::Forward);
 }
 
+/// The undo of a task that ended, as it stood then.
+async fn undo_of(bed: &Bed, task: TaskId, before: Option<TaskId>) -> NewTask {
+    let finished_at = bed.task(task).await.finished_at.expect("has ended").as_microsecond();
+    let mut undo = NewTask::new("h", &1).queue("q");
+    undo.undo = Some(UndoOf { task, finished_at, before, records: Vec::new() });
+    undo
+}
+
+async fn a_task_is_undone_as_it_ended_by_one_at_a_time(bed: Bed) {
+    bed.configure_queue("q", QueueSettings { max_pending: 0, ..QueueSettings::default() }).await;
+    let lease = bed.running().await;
+    bed.end(&lease, failed()).await;
+    let stale = undo_of(&bed, lease.task, None).await;
+    bed.control(lease.task, Action::Resume).await.expect("opened again");
+    let refused = Err(SubmitRefused::from(crate::store::undo_refused()));
+    assert_eq!(bed.try_submit(&stale).await, refused, "it goes on");
+    bed.advance(1);
+    let lease = bed.claim_one().await;
+    bed.end(&lease, failed()).await;
+    assert_eq!(bed.try_submit(&stale).await, refused, "it is another end");
+
+    let first = undo_of(&bed, lease.task, None).await;
+    bed.submit(first.clone()).await;
+    let again = bed.try_submit(&first).await.expect("known");
+    assert_eq!((again.id, again.new), (first.id, false));
+    assert_eq!(bed.task(lease.task).await.undone_by, Some(first.id));
+    assert_eq!(bed.try_submit(&undo_of(&bed, lease.task, None).await).await, refused, "someone does it");
+    bed.control(lease.task, Action::Resume).await.expect_err("it is being undone");
+
+    let undoing = bed.claim_one().await;
+    assert_eq!((undoing.task, undoing.phase), (first.id, Phase::Compensating));
+    bed.commit(write(&undoing, 1).outcome(failed()).backward()).await.expect("written");
+    bed.control(first.id, Action::Resume).await.expect_err("it would go forward");
+    let second = undo_of(&bed, lease.task, Some(first.id)).await;
+    bed.submit(second.clone()).await;
+    assert_eq!(bed.task(lease.task).await.undone_by, Some(second.id));
+    assert_eq!(bed.task(second.id).await.undo_of, Some(lease.task));
+}
+
+async fn an_undo_that_was_interrupted_and_succeeds_has_no_error(bed: Bed) {
+    let lease = bed.running().await;
+    bed.end(&lease, completed()).await;
+    let undo = undo_of(&bed, lease.task, None).await;
+    bed.submit(undo.clone()).await;
+    let lease = bed.claim_one().await;
+    bed.commit(write(&lease, 1).outcome(retry(0)).backward()).await.expect("written");
+    assert!(bed.task(undo.id).await.error.is_some());
+    let lease = bed.claim_one().await;
+    assert_eq!(lease.phase, Phase::Compensating);
+    bed.commit(write(&lease, 1).outcome(completed()).backward()).await.expect("written");
+    let task = bed.task(undo.id).await;
+    assert_eq!((task.state, task.error), (State::Completed, None));
+}
+
 on_every_store![
     a_task_that_did_something_undoes_it_past_its_deadline,
     a_run_that_turns_to_undoing_is_on_record_at_once,
     a_task_that_did_nothing_ends_at_once,
+    a_task_is_undone_as_it_ended_by_one_at_a_time,
+    an_undo_that_was_interrupted_and_succeeds_has_no_error,
 ];
