@@ -19,11 +19,9 @@ pub mod saga;
 mod table;
 mod tool;
 
-pub use problem::Problem;
+pub use problem::{Problem, Report};
 pub use saga::{Approve, Saga, Step};
-
-use problem::Report;
-use table::nearest;
+pub use table::{json, nearest};
 
 /// A manifest larger than this is a mistake.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::pin::pin;
 
-use common::{Folder, PATIENCE, alive, call, until};
+use common::{Folder, PATIENCE, TRACEPARENT, alive, call, until};
 use futures_util::poll;
 use serde_json::{Value, json};
 
@@ -71,6 +71,7 @@ async fn the_environment_is_clean_and_names_the_call() {
         "LONGHAUL_STEP",
         "LONGHAUL_TASK_ID",
         "PATH",
+        "TRACEPARENT",
     ];
     expected.extend(["HOME", "LANG"].into_iter().filter(|name| std::env::var_os(name).is_some()));
     expected.sort_unstable();
@@ -81,10 +82,13 @@ async fn the_environment_is_clean_and_names_the_call() {
 #[tokio::test]
 async fn the_call_is_named_by_task_step_key_and_fence() {
     let folder = Folder::new();
-    folder.script("run", r#"echo "$LONGHAUL_TASK_ID $LONGHAUL_STEP $LONGHAUL_IDEMPOTENCY_KEY $LONGHAUL_FENCE""#);
+    folder.script(
+        "run",
+        r#"echo "$LONGHAUL_TASK_ID $LONGHAUL_STEP $LONGHAUL_IDEMPOTENCY_KEY $LONGHAUL_FENCE $TRACEPARENT""#,
+    );
     let result = folder.tool(r#"command = ["./run"]"#).run(&call(Value::Null)).await.expect("exit 0");
     let id = "0198f000-0000-7000-8000-000000000001";
-    assert_eq!(result, json!(format!("{id} one {id}/one 7")));
+    assert_eq!(result, json!(format!("{id} one {id}/one 7 {TRACEPARENT}")));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{Folder, PATIENCE, Server, call};
+use common::{Folder, PATIENCE, Server, TRACEPARENT, call};
 use longhaul::TaskError;
 use longhaul_agent::Tool;
 use serde_json::{Value, json};
@@ -38,6 +38,7 @@ async fn a_request_carries_the_input_and_names_the_call() {
     assert_eq!(asked.header("longhaul-step"), Some("one"));
     assert_eq!(asked.header("idempotency-key"), Some(format!("{id}/one").as_str()));
     assert_eq!(asked.header("longhaul-fence"), Some("7"));
+    assert_eq!(asked.header("traceparent"), Some(TRACEPARENT));
 }
 
 #[tokio::test]

@@ -9,17 +9,23 @@ use uuid::Uuid;
 
 use crate::engine::Engine;
 use crate::error::TaskError;
-use crate::event::LogRow;
-use crate::feed::Events;
+use crate::feed::{AllEvents, Cursor, Events};
 use crate::record::Decision;
 use crate::run::journal::{prefix, to_undo};
 use crate::schedule::Schedule;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
-    Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, QueueInfo, Settings,
+    Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, Page, QueueInfo, Settings,
     StoreError, SubmitRefused, UNDO_OF, WorkerInfo,
 };
-use crate::task::{Deadline, Invalid, NewTask, State, Task, TaskId, UndoOf};
+use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, State, Task, TaskId, UndoOf};
+
+mod access;
+mod history;
+mod overview;
+mod reasons;
+
+pub use history::CheckpointInfo;
 
 /// How often a request is repeated that can be, and the pause before that.
 const REPEATS: usize = 3;
@@ -40,9 +46,23 @@ pub enum Error {
     /// There is no such task.
     #[error("there is no task {0}")]
     NotFound(TaskId),
+    /// The request itself is wrong.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
     /// There is no such schedule.
     #[error("there is no schedule '{0}'")]
     NoSchedule(String),
+    /// There is no such endpoint.
+    #[error("there is no endpoint '{0}'")]
+    NoEndpoint(String),
+    /// There is no such delivery.
+    #[error("task {task} has no delivery {delivery}")]
+    NoDelivery {
+        /// The task.
+        task: TaskId,
+        /// What was asked for.
+        delivery: Uuid,
+    },
     /// The task did not end in time; it goes on.
     #[error("task {task} has not ended after {waited:?}; it is {state}")]
     TimedOut {
@@ -65,7 +85,7 @@ fn message_of(message: &impl Serialize) -> Result<Box<RawValue>, ControlRefused>
 #[derive(Clone)]
 pub struct Client {
     pub(crate) engine: Arc<Engine>,
-    tenant: Arc<str>,
+    pub(crate) tenant: Arc<str>,
     actor: Arc<str>,
 }
 
@@ -74,7 +94,7 @@ impl Client {
     /// store that does not exist yet is created.
     pub async fn open(url: &str) -> Result<Self, Error> {
         let engine = Engine::open(url).await?;
-        Ok(Self { engine, tenant: "default".into(), actor: "client".into() })
+        Ok(Self { engine, tenant: DEFAULT_TENANT.into(), actor: "client".into() })
     }
 
     /// The same store as seen by another tenant.
@@ -90,7 +110,11 @@ impl Client {
     /// Submits a task. When this returns, the task is on disk.
     pub async fn submit(&self, task: NewTask) -> Result<Accepted, Error> {
         let task = self.own(task);
-        task.validate().map_err(SubmitRefused::from)?;
+        if let Err(invalid) = task.validate() {
+            let refused = Err(SubmitRefused::from(invalid));
+            self.engine.meter.submitted(&refused);
+            return Ok(refused?);
+        }
         Ok(self.engine.submits.one(task).await??)
     }
 
@@ -116,6 +140,13 @@ impl Client {
 
     /// Tasks, newest first unless the filter says otherwise.
     pub async fn list(&self, filter: &Filter) -> Result<Vec<Task>, Error> {
+        Ok(self.page(filter).await?.tasks)
+    }
+
+    /// The same, with where to go on: a search looks at a bounded number of tasks at a time, so a page can
+    /// be short and have a next one.
+    pub async fn page(&self, filter: &Filter) -> Result<Page, Error> {
+        filter.validate()?;
         Ok(self.engine.store.list(&self.tenant, filter).await?)
     }
 
@@ -143,6 +174,12 @@ impl Client {
         // A number that was never given is as the newest one: what comes is what is new.
         let newest = self.task(id).await?.last_seq;
         Ok(Events::new(Arc::clone(&self.engine), id, after.min(newest)))
+    }
+
+    /// The events of all tasks of this tenant, after a place: `None` for what happens from now on,
+    /// [`Cursor::START`] for everything that is kept.
+    pub async fn all_events(&self, after: Option<&Cursor>) -> Result<AllEvents, Error> {
+        AllEvents::start(Arc::clone(&self.engine), Arc::clone(&self.tenant), after).await
     }
 
     /// The task's agent state and its version, if it has one.
@@ -190,8 +227,8 @@ impl Client {
             let why = format!("the task is {}; only one that has ended can be forked", task.state);
             return Err(ControlRefused::WrongState(why).into());
         }
-        let prefix =
-            prefix(&self.log(id).await?, from_step).map_err(|error| ControlRefused::WrongState(error.message))?;
+        let log = self.whole_log(id).await?;
+        let prefix = prefix(&log, from_step).map_err(|error| ControlRefused::WrongState(error.message))?;
         let Some(prefix) = prefix else {
             let why = format!("the task has no step '{from_step}'; its events name those it has");
             return Err(ControlRefused::WrongState(why).into());
@@ -205,19 +242,6 @@ impl Client {
         });
         fork.fork = Some((id, prefix));
         self.submit(fork).await
-    }
-
-    /// The whole log of a task.
-    async fn log(&self, id: TaskId) -> Result<Vec<LogRow>, StoreError> {
-        let mut log: Vec<LogRow> = Vec::new();
-        loop {
-            let after = log.last().map_or(0, LogRow::last_seq);
-            let rows = self.engine.store.log(id, after).await?;
-            if rows.is_empty() {
-                return Ok(log);
-            }
-            log.extend(rows);
-        }
     }
 
     /// Undoes what a task did that has ended, as a saga undoes it: every completed step that can be
@@ -268,7 +292,7 @@ impl Client {
             None => format!("undone by request of {}", self.actor),
         };
         let why = TaskError::fatal("undo_requested", why);
-        let records = to_undo(&self.log(known).await?, id, why).map_err(|error| refused(error.message))?;
+        let records = to_undo(&self.whole_log(known).await?, id, why).map_err(|error| refused(error.message))?;
         let Some(records) = records else {
             return Err(refused("nothing is left to undo: no step was completed that says how".to_owned()));
         };
@@ -501,6 +525,12 @@ impl Client {
     /// All workers, of every process.
     pub async fn workers(&self) -> Result<Vec<WorkerInfo>, Error> {
         Ok(self.engine.store.workers().await?)
+    }
+
+    /// Makes what the engine of this process counts known to a registry: submits, claims, runs, steps,
+    /// batches, sweeps. Clones of one client share their numbers. `docs/observability.md` lists them.
+    pub fn register_metrics(&self, registry: &mut prometheus_client::registry::Registry) {
+        self.engine.meter.register(registry);
     }
 
     /// The store's clock, as this process knows it. Tests can move it.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::feed;
+use crate::meter::Meter;
 use crate::store::batch::{Batcher, Commits, Submits};
 use crate::store::{self, Hints, Store, StoreError};
 
@@ -13,6 +14,7 @@ pub(crate) struct Engine {
     pub(crate) hints: Arc<Hints>,
     pub(crate) submits: Batcher<Submits>,
     pub(crate) commits: Batcher<Commits>,
+    pub(crate) meter: Arc<Meter>,
     /// Ends with the engine.
     feed: tokio::task::JoinHandle<()>,
 }
@@ -22,12 +24,14 @@ impl Engine {
         let hints = Arc::new(Hints::default());
         let store = store::open(url, Arc::clone(&hints)).await?;
         let lanes = store.parallelism();
+        let meter = Arc::new(Meter::default());
         Ok(Arc::new(Self {
-            submits: Batcher::start(Submits(Arc::clone(&store)), lanes),
-            commits: Batcher::start(Commits(Arc::clone(&store)), lanes),
+            submits: Batcher::start(Submits(Arc::clone(&store), Arc::clone(&meter)), lanes),
+            commits: Batcher::start(Commits(Arc::clone(&store), Arc::clone(&meter)), lanes),
             feed: tokio::spawn(feed::watch_others(Arc::clone(&store), Arc::clone(&hints))),
             store,
             hints,
+            meter,
         }))
     }
 }

@@ -14,6 +14,12 @@ use crate::store::hints::Follow;
 use crate::store::{Hints, Store, StoreError};
 use crate::task::TaskId;
 
+mod all;
+
+pub use all::{AllEvents, Cursor};
+
+/// How much of a log is read at a time: thousands may follow at once, and some of them read slowly.
+const PAGE: usize = 32 * 1024;
 /// How often followed tasks are looked at without a hint.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -45,32 +51,28 @@ pub struct Events {
     task: TaskId,
     after: u64,
     read: VecDeque<Event>,
-    ended: bool,
+    /// The last event given was final; a resume may have followed it.
+    at_end: bool,
 }
 
 impl Events {
     pub(crate) fn new(engine: Arc<Engine>, task: TaskId, after: u64) -> Self {
         let follow = engine.hints.follow(task);
-        Self { engine, follow, task, after, read: VecDeque::new(), ended: false }
+        Self { engine, follow, task, after, read: VecDeque::new(), at_end: false }
     }
 
     /// The next event; waits for it when there is none yet. `None` after the final one.
     pub async fn next(&mut self) -> Result<Option<Event>, StoreError> {
         loop {
-            if let Some(event) = self.read.pop_front() {
-                self.after = event.seq;
-                self.ended = event.is_final() && self.read.is_empty();
+            if let Some(event) = self.next_ready() {
                 return Ok(Some(event));
             }
-            if self.ended {
-                return Ok(None);
-            }
-            let rows = self.engine.store.log(self.task, self.after).await?;
+            let rows = self.engine.store.log(self.task, self.after, PAGE).await?;
             let after = self.after;
             let events = rows.iter().flat_map(|row| row.events_of(self.task));
             self.read.extend(events.filter(|event| event.seq > after));
             if self.read.is_empty() {
-                if self.is_over().await? {
+                if self.at_end || self.is_over().await? {
                     return Ok(None);
                 }
                 self.follow.changed().await;
@@ -78,10 +80,18 @@ impl Events {
         }
     }
 
+    /// The next event, if it was read already; never waits.
+    pub fn next_ready(&mut self) -> Option<Event> {
+        let event = self.read.pop_front()?;
+        self.after = event.seq;
+        self.at_end = event.is_final();
+        Some(event)
+    }
+
     /// Whether nothing can follow: the newest event is final and was given before, or the task
     /// was removed.
     async fn is_over(&self) -> Result<bool, StoreError> {
-        let rows = self.engine.store.log(self.task, self.after.saturating_sub(1)).await?;
+        let rows = self.engine.store.log(self.task, self.after.saturating_sub(1), PAGE).await?;
         let newest = rows.last().and_then(|row| row.events_of(self.task).pop());
         Ok(newest.is_none_or(|event| event.seq <= self.after && event.is_final()))
     }

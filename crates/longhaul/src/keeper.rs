@@ -24,7 +24,8 @@ pub(crate) async fn keep(engine: Arc<Engine>) {
     loop {
         due.mark_unchanged();
         let swept = engine.store.sweep(SWEEP_LIMIT).await;
-        if swept.is_ok() {
+        if let Ok(swept) = &swept {
+            engine.meter.swept(swept);
             patience = LONGEST_PAUSE;
         }
         let pause = match swept {

@@ -29,7 +29,8 @@
 //!
 //! The rooms, in the order in which a task goes through them: [`task`] (what is submitted),
 //! [`client`] (how), [`store`] (where it lives), [`worker`] (who runs it), [`run`] (what a handler
-//! is given), [`saga`] (how it is undone), `keeper` (what is due), `feed` (how others follow it).
+//! is given), [`saga`] (how it is undone), `keeper` (what is due), `feed` (how others follow it),
+//! [`outbox`] (how others are told), `meter` (what is counted), [`trace`] (the traces it belongs to).
 
 pub mod client;
 mod engine;
@@ -37,26 +38,38 @@ pub mod error;
 pub mod event;
 mod feed;
 mod keeper;
+mod meter;
+pub mod outbox;
 mod record;
 mod retry;
 pub mod run;
 pub mod saga;
 pub mod schedule;
 pub mod state;
+mod steps;
 pub mod store;
 pub mod task;
+pub mod trace;
+mod why;
 pub mod worker;
 
-pub use client::{Client, Error};
+pub use client::{CheckpointInfo, Client, Error};
 pub use error::TaskError;
 pub use event::{Event, Progress};
-pub use feed::Events;
+pub use feed::{AllEvents, Cursor, Events};
+pub use outbox::{Endpoint, Outbox, OutboxHandle, OutboxSettings, Webhook};
 pub use record::{Decision, Effect};
 pub use retry::RetryPolicy;
 pub use run::{Approval, Child, Lock, Risk, Run, StepContext};
 pub use saga::Saga;
 pub use schedule::{Missed, Schedule, When};
 pub use state::{AgentState, StatePatch};
-pub use store::{Ask, AskKind, AskStatus, Filter, QueueSettings, Settings};
+pub use steps::{StepInfo, StepState};
+pub use store::{
+    Ask, AskKind, AskStatus, Delivery, DeliveryStatus, Filter, NewToken, OutboxStats, Page, QueueSettings, Role,
+    Settings, TokenInfo,
+    overview::{HandlerInfo, StateCounts, Stats},
+};
 pub use task::{NewTask, Priority, State, Task, TaskId};
+pub use why::Why;
 pub use worker::{Worker, WorkerHandle};

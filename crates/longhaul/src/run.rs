@@ -4,7 +4,7 @@
 //! between steps is done again in a replay, so effects belong in steps.
 //!
 //! `desk.rs` decides what is delivered when, `driver.rs` polls the handler and writes, `step.rs`
-//! is one step, `journal.rs` what was recorded.
+//! is one step, `journal.rs` what was recorded, `shown.rs` what logs and traces show of it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,10 +18,12 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::engine::Engine;
 use crate::error::TaskError;
 use crate::event::{NewEvent, Progress};
+use crate::meter::{Checkpointed, HandlerMeter};
 use crate::record::{Effect, Op, Record};
 use crate::state::{AgentState, StatePatch};
 use crate::store::{Cancel, Lease, NewCheckpoint};
@@ -35,6 +37,7 @@ mod line;
 pub(crate) mod lock;
 mod outgoing;
 mod resume;
+pub(crate) mod shown;
 mod step;
 mod undo;
 pub(crate) mod wait;
@@ -81,6 +84,10 @@ struct Inner {
     signals: watch::Receiver<Signals>,
     /// Set once nothing new may start.
     closed: watch::Sender<bool>,
+    meter: Arc<HandlerMeter>,
+    /// What the spans of steps are below. Taken out when the run ends: a handler can keep the run longer,
+    /// or for ever, in an undo that nobody needed.
+    span: Mutex<Span>,
 }
 
 impl Run {
@@ -91,6 +98,8 @@ impl Run {
         mut lease: Lease,
         lease_time: Duration,
         signals: watch::Receiver<Signals>,
+        meter: Arc<HandlerMeter>,
+        span: Span,
     ) -> Result<Self, (Self, TaskError)> {
         let log = std::mem::take(&mut lease.log);
         // The newest event is this lease's own `task.started`.
@@ -101,8 +110,9 @@ impl Run {
             desk.saw(lease.last_seq);
         }
         let closed = watch::Sender::new(false);
+        let (desk, span) = (Mutex::new(desk), Mutex::new(span));
         let run =
-            Self { inner: Arc::new(Inner { engine, lease, lease_time, desk: Mutex::new(desk), signals, closed }) };
+            Self { inner: Arc::new(Inner { engine, lease, lease_time, desk, signals, closed, meter, span }) };
         match read {
             Ok(()) => Ok(run),
             Err(error) => Err((run, error)),
@@ -117,6 +127,11 @@ impl Run {
     /// The task's owner.
     pub fn tenant(&self) -> &str {
         &self.inner.lease.tenant
+    }
+
+    /// The W3C `traceparent` the task was submitted with, or inherited from its parent.
+    pub fn traceparent(&self) -> Option<&str> {
+        self.inner.lease.traceparent.as_deref()
     }
 
     /// The task's labels; one that a schedule made has its tick there.
@@ -233,6 +248,7 @@ impl Run {
         let batch = self.desk().checkpoint(NewCheckpoint { version, iteration, data, max_count, max_age })?;
         if let Some(batch) = batch {
             std::future::poll_fn(|cx| self.desk().poll_disk(batch, cx)).await;
+            self.inner.engine.meter.checkpoint(Checkpointed::Taken);
         }
         Ok(())
     }
@@ -285,12 +301,12 @@ impl Run {
         self.inner.closed.send_modify(|_| {});
     }
 
-    fn context(&self, key: &Key, attempt: u32) -> StepContext {
-        self.context_of(key, key, attempt)
+    fn context(&self, key: &Key, attempt: u32, traceparent: Option<String>) -> StepContext {
+        self.context_of(key, key, attempt, traceparent)
     }
 
     /// The context of operation `key`, which belongs to the step `of`.
-    fn context_of(&self, key: &Key, of: &Key, attempt: u32) -> StepContext {
+    fn context_of(&self, key: &Key, of: &Key, attempt: u32, traceparent: Option<String>) -> StepContext {
         let (part, step) = key;
         let task = self.id();
         // Undoing a step is the same call to the outside, whichever task does it. A step that was undone
@@ -304,7 +320,7 @@ impl Run {
         if generation > 0 {
             idempotency_key = format!("{idempotency_key}~{}", generation + 1);
         }
-        StepContext { task, step: step.clone(), idempotency_key, attempt, fence: self.fence() }
+        StepContext { task, step: step.clone(), idempotency_key, attempt, fence: self.fence(), traceparent }
     }
 
     /// Returns when an effect may start: the lease has more than a third of its time left, and

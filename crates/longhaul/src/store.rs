@@ -28,25 +28,45 @@ use crate::schedule::{MAX_SCHEDULES, Schedule};
 use crate::state::{AgentState, StatePatch};
 use crate::task::{Invalid, NewTask, Phase, State, Task, TaskId, Waiting};
 
+pub mod access;
 pub mod ask;
+pub mod backup;
 pub(crate) mod batch;
 pub(crate) mod clock;
+pub mod feed;
+pub mod floor;
 pub(crate) mod hints;
+pub mod inspect;
+pub mod list;
 pub(crate) mod locks;
 pub(crate) mod migrate;
+pub mod outbox;
+pub mod overview;
 pub(crate) mod postgres;
 pub(crate) mod rules;
+pub mod settings;
 pub(crate) mod sqlite;
 #[cfg(test)]
 mod suite;
 
+pub use access::{AccessStore, NewToken, Role, TokenInfo};
 pub use ask::{Ask, AskChange, AskKind, AskStatus, NewAsk};
+pub use backup::BackupStore;
 pub use clock::Clock;
+pub use feed::FeedStore;
+pub use floor::Floor;
 pub use hints::Hints;
+pub use inspect::{Inspected, inspect};
+pub use list::{Filter, Page};
+pub use outbox::{Delivery, DeliveryStatus, OutboxStats, OutboxStore};
+pub use overview::{HandlerInfo, OverviewStore, StateCounts, Stats};
+pub use settings::{QueueInfo, QueueSettings, Settings, WorkerInfo};
 
 /// Durable storage of tasks.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store:
+    AccessStore + BackupStore + FeedStore + OutboxStore + OverviewStore + Send + Sync + 'static
+{
     /// Accepts tasks: row, first log row (event `task.submitted`, input) and idempotency key
     /// together. After it returns, an accepted task is on disk. An entry whose key or digest
     /// (within its window) is known gives the existing task.
@@ -98,11 +118,13 @@ pub trait Store: Send + Sync + 'static {
     /// One task of `tenant`.
     async fn task(&self, tenant: &str, id: TaskId) -> Result<Option<Task>, StoreError>;
 
-    /// Tasks of `tenant`, newest first or oldest first.
-    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError>;
+    /// Tasks of `tenant`, newest first or oldest first. A search looks at a bounded number of tasks
+    /// per page, so a page can be short, or empty, and have a next one.
+    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Page, StoreError>;
 
-    /// Log rows with events after number `after`, in order, up to about 1 MB at a time.
-    async fn log(&self, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError>;
+    /// Log rows with events after number `after`, in order, up to about `bytes` at a time, and at least one if
+    /// there are any.
+    async fn log(&self, task: TaskId, after: u64, bytes: usize) -> Result<Vec<LogRow>, StoreError>;
 
     /// Which of these tasks have events after the number given, and the number of their newest;
     /// a task that is gone is given with 0.
@@ -238,6 +260,14 @@ pub enum SubmitRefused {
         /// The parent.
         parent: TaskId,
     },
+    /// More is to be sent to webhooks than may be, and this task would add to it.
+    #[error("{max} tasks have events to be sent to webhooks; try again in {} s", retry_after.as_secs())]
+    OutboxFull {
+        /// The bound.
+        max: u64,
+        /// When there may be room.
+        retry_after: Duration,
+    },
     /// The request itself is wrong.
     #[error(transparent)]
     Invalid(#[from] Invalid),
@@ -299,11 +329,19 @@ pub struct Lease {
     pub phase: Phase,
     /// When it must be over, microseconds.
     pub deadline: Option<i64>,
+    /// The trace it belongs to.
+    pub traceparent: Option<String>,
+    /// Since when it stood in line as it was claimed, microseconds: submitted, woken, its time come, or
+    /// given another priority. Not known when the claim was repeated.
+    pub in_line_since: Option<i64>,
     /// The number of its newest event.
     pub last_seq: u64,
     /// Its log: all of it when short, else only the first row.
     pub log: Vec<LogRow>,
 }
+
+/// How much of a log is read at a time by those who read all of it.
+pub(crate) const LOG_PAGE: usize = 1024 * 1024;
 
 /// Logs with at most this many events come whole with the claim.
 pub(crate) const LOG_WITH_CLAIM: u64 = 64;
@@ -394,6 +432,14 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The error it ended with, if it did.
+    pub(crate) fn error(&self) -> Option<&TaskError> {
+        match self {
+            Self::Failed { error, .. } | Self::Cancelled { error } | Self::Retry { error, .. } => Some(error),
+            Self::Completed { .. } | Self::Suspended { .. } | Self::Released => None,
+        }
+    }
+
     /// The state the task has then.
     pub fn state(&self) -> State {
         match self {
@@ -679,101 +725,6 @@ pub(crate) fn undo_refused() -> Invalid {
 /// The field of [`undo_refused`].
 pub(crate) const UNDO_OF: &str = "undo_of";
 
-/// A worker as others see it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct WorkerInfo {
-    /// Its id, new at every start.
-    pub id: Uuid,
-    /// A name for people: host and process.
-    pub name: String,
-    /// What it can run.
-    pub handlers: Vec<String>,
-    /// The queues it serves.
-    pub queues: Vec<String>,
-    /// How many tasks it runs at once.
-    pub slots: u32,
-    /// When it started, microseconds.
-    pub started_at: i64,
-    /// When it was last heard of, microseconds.
-    pub seen_at: i64,
-    /// How many tasks it holds.
-    pub running: u32,
-}
-
-/// Bounds and periods that the store enforces.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
-    /// Per queue.
-    pub queues: BTreeMap<String, QueueSettings>,
-    /// How many tasks of a tenant may run at once.
-    pub tenant_max_running: BTreeMap<String, u32>,
-    /// How many tasks with a concurrency key may run at once, by key; 1 for keys not named.
-    pub key_max_running: BTreeMap<String, u32>,
-    /// Finished tasks are removed after this time (`Duration::MAX` keeps them); `None` leaves it
-    /// as it was set before. Without any setting they are kept.
-    pub retention: Option<Duration>,
-}
-
-/// Bounds of a queue.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueueSettings {
-    /// Pending tasks it accepts.
-    pub max_pending: u64,
-    /// Tasks of it that may run at once; `None` for no bound.
-    pub max_running: Option<u32>,
-    /// How much waiting one step of priority is worth.
-    pub ageing: Duration,
-}
-
-impl Default for QueueSettings {
-    fn default() -> Self {
-        Self { max_pending: 10_000, max_running: None, ageing: Duration::from_secs(86_400) }
-    }
-}
-
-/// A queue as others see it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct QueueInfo {
-    /// Its name.
-    pub name: String,
-    /// Tasks in it that wait to be run, now or later.
-    pub pending: u64,
-    /// Tasks of it that run.
-    pub running: u64,
-    /// The bound on `pending`.
-    pub max_pending: u64,
-    /// The bound on `running`.
-    pub max_running: Option<u32>,
-    /// When the ready task at the head of its line was accepted, microseconds.
-    pub oldest: Option<i64>,
-}
-
-/// Which tasks to list.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// Only this state.
-    pub state: Option<State>,
-    /// Only this handler.
-    pub handler: Option<String>,
-    /// Only this queue.
-    pub queue: Option<String>,
-    /// Only tasks that carry this label.
-    pub tag: Option<(String, String)>,
-    /// Oldest first instead of newest first.
-    pub oldest_first: bool,
-    /// Go on after this task.
-    pub after: Option<TaskId>,
-    /// At most so many; 0 means 100.
-    pub limit: usize,
-}
-
-impl Filter {
-    /// The number of tasks to give: 100 unless asked otherwise, at most 1,000.
-    pub(crate) fn page(&self) -> usize {
-        if self.limit == 0 { 100 } else { self.limit.min(1_000) }
-    }
-}
-
 /// A snapshot on its way into the store.
 #[derive(Clone, Debug)]
 pub struct NewCheckpoint {
@@ -804,13 +755,4 @@ pub struct Checkpoint {
     pub data: String,
     /// When it was made, microseconds.
     pub created_at: i64,
-}
-
-/// What the storage itself can do, without any of the engine: the upper bound for everything.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Floor {
-    /// Rows per second by durable transactions of 1,000 rows (16-byte key, 200 bytes).
-    pub rows_per_second: f64,
-    /// Durable transactions of one row per second.
-    pub commits_per_second: f64,
 }

@@ -16,7 +16,9 @@ use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent, Progress};
+use crate::outbox::Webhook;
 use crate::record::Record;
+use crate::store::clock::micros;
 
 /// Identifies a task. Made by the caller (UUID version 7, so ids sort by time), which makes a
 /// repeated submit harmless.
@@ -241,6 +243,13 @@ pub struct NewTask {
     pub max_attempts: u32,
     /// Free labels to filter by.
     pub tags: BTreeMap<String, String>,
+    /// The W3C `traceparent` under which its runs are traced; its children inherit it. No part of what
+    /// makes two submits equal.
+    #[serde(default)]
+    pub traceparent: Option<String>,
+    /// Who else hears of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<Webhook>,
     /// Why the input could not be written as JSON.
     #[serde(skip)]
     not_json: Option<String>,
@@ -287,7 +296,7 @@ impl NewTask {
     pub fn with_raw(handler: impl Into<String>, input: Box<RawValue>) -> Self {
         Self {
             id: TaskId::new(),
-            tenant: "default".to_owned(),
+            tenant: DEFAULT_TENANT.to_owned(),
             handler: handler.into(),
             input,
             queue: "default".to_owned(),
@@ -299,6 +308,8 @@ impl NewTask {
             concurrency_key: None,
             max_attempts: 3,
             tags: BTreeMap::new(),
+            traceparent: None,
+            webhook: None,
             not_json: None,
             parent: None,
             fork: None,
@@ -372,6 +383,18 @@ impl NewTask {
         self
     }
 
+    /// Sets the trace that its runs belong to.
+    pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
+        self.traceparent = Some(traceparent.into());
+        self
+    }
+
+    /// Tells this URL how the task ended; [`Webhook`] says how to hear of more.
+    pub fn webhook(mut self, url: impl Into<String>) -> Self {
+        self.webhook = Some(Webhook::new(url));
+        self
+    }
+
     /// Decides, before anything is stored and the same for every store, whether this may be
     /// accepted at all.
     pub fn validate(&self) -> Result<(), Invalid> {
@@ -400,13 +423,18 @@ impl NewTask {
         if self.tags.len() > 32 {
             return Err(Invalid::new("tags", format!("has {} entries; at most 32 are accepted", self.tags.len())));
         }
+        if let Some(trace) = &self.traceparent
+            && (trace.is_empty() || trace.len() > 128 || !trace.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            return Err(Invalid::new("traceparent", "must have 1 to 128 visible ASCII characters"));
+        }
         for (tag, value) in &self.tags {
             name("tags", tag, 64)?;
             if value.len() > 255 || value.contains('\0') {
                 return Err(Invalid::new("tags", format!("'{tag}' must have at most 255 bytes and no NUL")));
             }
         }
-        Ok(())
+        self.webhook.as_ref().map_or(Ok(()), Webhook::validate)
     }
 
     /// The first row of the task's log.
@@ -433,11 +461,15 @@ impl NewTask {
     pub(crate) fn digest(&self) -> [u8; 32] {
         let mut input = String::with_capacity(self.input.get().len());
         canonical(&self.input, 0, &mut input);
-        let request = serde_json::json!({
+        let mut request = serde_json::json!({
             "tenant": self.tenant, "handler": self.handler, "queue": self.queue, "priority": self.priority,
             "run_at": self.run_at, "deadline": self.deadline, "dedupe_window": self.dedupe_window,
             "concurrency_key": self.concurrency_key, "max_attempts": self.max_attempts, "tags": self.tags,
         });
+        // Not there at all without one, as in digests that were stored before there were any.
+        if let Some(webhook) = &self.webhook {
+            request["webhook"] = serde_json::json!(webhook);
+        }
         Sha256::new().chain_update(request.to_string()).chain_update(input).finalize().into()
     }
 }
@@ -473,6 +505,10 @@ fn canonical(json: &RawValue, depth: usize, out: &mut String) {
     }
     out.push_str(text.trim());
 }
+
+/// Who owns what nobody else does. Its tasks are not in `tasks_tenant`, so that those who have no tenants
+/// pay nothing for the index.
+pub(crate) const DEFAULT_TENANT: &str = "default";
 
 /// The largest input a task may carry; larger data belongs in an artifact.
 pub const MAX_INPUT_BYTES: usize = 4 * 1024 * 1024;
@@ -607,6 +643,49 @@ pub struct Task {
     pub undone_by: Option<TaskId>,
 }
 
+impl Task {
+    /// A task that was accepted a moment ago, as it stands then; saves reading it back.
+    pub fn accepted(asked: NewTask, accepted: &crate::store::Accepted) -> Self {
+        let created_at = timestamp(accepted.created_at);
+        let deadline = asked.deadline.map(|deadline| match deadline {
+            Deadline::At(at) => at,
+            Deadline::After(timeout) => timestamp(accepted.created_at.saturating_add(micros(timeout))),
+        });
+        Self {
+            id: accepted.id,
+            task_id: accepted.id,
+            tenant: asked.tenant,
+            handler: asked.handler,
+            queue: asked.queue,
+            state: State::Pending,
+            phase: Phase::Forward,
+            waiting_for: None,
+            priority: Priority::new(asked.priority).unwrap_or_default(),
+            user_input: serde_json::from_str(asked.input.get()).ok(),
+            input: asked.input,
+            result: None,
+            error: None,
+            attempts: 0,
+            crashes: 0,
+            progress: None,
+            usage: None,
+            tags: asked.tags,
+            parent_id: asked.parent,
+            fork_of: asked.fork.map(|(of, _)| of),
+            undo_of: asked.undo.map(|undo| undo.task),
+            created_at,
+            updated_at: created_at,
+            finished_at: None,
+            deadline,
+            last_seq: 1,
+            fence: 0,
+            concurrency_key: asked.concurrency_key,
+            max_attempts: asked.max_attempts,
+            undone_by: None,
+        }
+    }
+}
+
 /// A moment from stored microseconds; out-of-range values are clamped, so damage in one row
 /// cannot make it unreadable.
 pub(crate) fn timestamp(micros: i64) -> Timestamp {
@@ -655,6 +734,8 @@ mod tests {
         let other = NewTask::with_raw("h", raw(r#"{"a":1,"b":3}"#));
         assert_ne!(one.digest(), other.digest());
         assert_ne!(one.digest(), one.clone().priority(6).digest());
+        assert_eq!(one.digest(), one.clone().traceparent("00-1-1-01").digest(), "a trace asks for nothing");
+        assert_ne!(one.digest(), one.clone().webhook("https://example.com/").digest());
     }
 
     #[test]
@@ -669,6 +750,9 @@ mod tests {
             (ok.clone().key("nul\0"), "key"),
             (ok.clone().max_attempts(0), "max_attempts"),
             (ok.clone().tag("t", "v\0"), "tags"),
+            (ok.clone().traceparent("a b"), "traceparent"),
+            (ok.clone().traceparent("x".repeat(129)), "traceparent"),
+            (ok.clone().webhook("example.com"), "webhook"),
             (NewTask::new("h", &"x".repeat(MAX_INPUT_BYTES)), "input"),
             (NewTask::new("h", &BTreeMap::from([(vec![1], 1)])), "input"),
         ] {

@@ -16,15 +16,18 @@ use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
+use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::client::{Client, Error};
 use crate::engine::Engine;
 use crate::error::TaskError;
 use crate::keeper;
+use crate::meter::{HandlerMeter, QueueMeter};
 use crate::record::{Record, records_of};
 use crate::retry::RetryPolicy;
 use crate::run::driver::{HandlerFuture, Manners, run_to_end};
+use crate::run::shown::{begins, run_span};
 use crate::run::{Run, Signals};
 use crate::store::rules::SUSPECT_CRASHES;
 use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, Lease, StoreError, WorkerInfo};
@@ -189,11 +192,17 @@ impl Worker {
             running: 0,
         };
         engine.store.register(&info).await?;
+        let metered = |(name, handler): (String, Handler)| {
+            let meter = engine.meter.handler(&name);
+            (name, Served { handler, meter })
+        };
+        let queue = |name: &String| (name.clone(), engine.meter.queue(name));
         Ok(Work {
             id,
+            handlers: self.handlers.into_iter().map(metered).collect(),
+            queues: self.settings.queues.iter().map(queue).collect(),
             engine,
             info,
-            handlers: self.handlers,
             settings: self.settings,
             running: HashMap::new(),
             line: VecDeque::new(),
@@ -236,7 +245,8 @@ struct Work {
     id: Uuid,
     engine: Arc<Engine>,
     info: WorkerInfo,
-    handlers: HashMap<String, Handler>,
+    handlers: HashMap<String, Served>,
+    queues: HashMap<String, Arc<QueueMeter>>,
     settings: WorkerSettings,
     /// Every task this worker holds, started or not.
     running: HashMap<TaskId, Running>,
@@ -251,6 +261,13 @@ struct Work {
     suspect_runs: Option<TaskId>,
     /// Told to stop: what is not started goes back.
     draining: bool,
+}
+
+/// A handler this worker has.
+#[derive(Clone)]
+struct Served {
+    handler: Handler,
+    meter: Arc<HandlerMeter>,
 }
 
 /// A task this worker holds.
@@ -439,12 +456,13 @@ impl Work {
             lease: self.settings.lease,
             idle,
         };
-        let store = Arc::clone(&self.engine.store);
+        let (store, meter) = (Arc::clone(&self.engine.store), Arc::clone(&self.engine.meter));
         Box::pin(async move {
             // From before the first question: a claim that was answered only when it was repeated
             // has its leases since the first time.
             let sent = Instant::now();
             loop {
+                meter.claims.inc();
                 match store.claim(&ask).await {
                     // The claim may have happened: asked again under its number, it gives the
                     // same tasks.
@@ -469,7 +487,12 @@ impl Work {
         };
         let waited = std::mem::replace(&mut self.suspect_waits, claimed.suspect_waits);
         let some = !claimed.leases.is_empty();
+        let now = self.engine.store.clock().now_micros();
         for lease in claimed.leases {
+            if let Some(queue) = self.queues.get(&lease.queue) {
+                let waited = lease.in_line_since.map(|since| now.saturating_sub(since).max(0).unsigned_abs());
+                queue.claimed(waited.map(Duration::from_micros));
+            }
             self.take_on(lease, sent);
         }
         some || (waited && !self.suspect_waits) || (self.suspect_waits && self.running.is_empty())
@@ -498,11 +521,13 @@ impl Work {
     fn start(&mut self, lease: Lease, told: watch::Receiver<Signals>) {
         let (task, fence) = (lease.task, lease.fence);
         let engine = Arc::clone(&self.engine);
-        let handler = self.handlers.get(&lease.handler).cloned();
+        let served = self.handlers.get(&lease.handler).cloned();
         let lease_time = self.settings.lease;
         let manners = Manners { cancel_grace: self.settings.cancel_grace, retry: self.settings.retry };
+        let span = run_span(&lease);
+        let run = run_lease(engine, lease, lease_time, told, served, manners).instrument(span);
         let run = self.runs.spawn(async move {
-            run_lease(engine, lease, lease_time, told, handler, manners).await;
+            run.await;
             (task, fence)
         });
         if let Some(running) = self.running.get_mut(&task).filter(|running| running.fence == fence) {
@@ -537,6 +562,7 @@ impl Work {
 
     /// Asks to extend leases, and what became of them.
     fn ask_beats(&self, leases: Vec<(TaskId, u64)>) -> AskedBeats {
+        self.engine.meter.heartbeats.inc();
         let beat = Heartbeat { worker: self.id, leases: leases.clone(), lease: self.settings.lease };
         let (store, info) = (Arc::clone(&self.engine.store), self.info.clone());
         Box::pin(async move {
@@ -590,11 +616,17 @@ async fn run_lease(
     lease: Lease,
     lease_time: Duration,
     signals: watch::Receiver<Signals>,
-    handler: Option<Handler>,
+    served: Option<Served>,
     manners: Manners,
 ) {
+    let begun = Instant::now();
+    begins(&lease);
     let input = input_of(&lease);
-    let run = Run::new(engine, lease, lease_time, signals);
+    let (handler, meter) = match served {
+        Some(Served { handler, meter }) => (Some(handler), meter),
+        None => (None, engine.meter.handler(&lease.handler)),
+    };
+    let run = Run::new(engine, lease, lease_time, signals, Arc::clone(&meter), tracing::Span::current());
     let failed = |error| -> HandlerFuture { Box::pin(std::future::ready(Err(error))) };
     let (run, handler): (Run, HandlerFuture) = match (run, handler, input) {
         // The handler is called inside of what is watched for panics.
@@ -605,7 +637,9 @@ async fn run_lease(
         (Ok(run), _, Err(error)) => (run, failed(error)),
         (Err((run, error)), ..) => (run, failed(error)),
     };
-    run_to_end(run, handler, manners).await;
+    let ended = run_to_end(run.clone(), handler, manners).await;
+    meter.run_ended(ended, begun.elapsed());
+    run.end_span();
 }
 
 /// The task's input, from the first row of its log.

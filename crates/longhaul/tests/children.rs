@@ -22,6 +22,7 @@ on_every_store!(
     a_step_that_made_only_some_of_its_children_finds_them_again,
     a_child_belongs_to_its_parents_tenant,
     how_a_resumed_child_ends_replaces_how_it_ended_before,
+    a_child_inherits_its_parents_trace_unless_it_has_its_own,
     a_resumed_parent_hears_that_a_child_is_gone,
 );
 
@@ -319,6 +320,31 @@ async fn how_a_resumed_child_ends_replaces_how_it_ended_before(bed: Bed) {
     let parents = joins_one(&bed).await;
     assert_eq!(bed.ended(id).await.result.expect("a result").get(), "7");
     parents.stop().await;
+    worker.stop().await;
+}
+
+async fn a_child_inherits_its_parents_trace_unless_it_has_its_own(bed: Bed) {
+    const TRACE: &str = "00-aaaa-bbbb-01";
+    const OWN: &str = "00-cccc-dddd-01";
+    let worker = Worker::new(&bed.client)
+        .handler(
+            "leaf",
+            |run: Run, (): ()| async move { Ok::<_, TaskError>(run.traceparent().map(str::to_owned)) },
+        )
+        .handler("root", |run: Run, (): ()| async move {
+            let tasks = vec![NewTask::new("leaf", &()), NewTask::new("leaf", &()).traceparent(OWN)];
+            let mut traces = Vec::new();
+            for trace in run.join_all::<Option<String>>(tasks, 2).await? {
+                traces.push(trace?);
+            }
+            Ok::<_, TaskError>(traces)
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("root", &()).traceparent(TRACE)).await;
+    let traces = bed.ended(id).await.result.expect("a result");
+    assert_eq!(traces.get(), format!(r#"["{TRACE}","{OWN}"]"#));
     worker.stop().await;
 }
 

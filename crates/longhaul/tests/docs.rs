@@ -64,7 +64,9 @@ fn every_path_in_a_document_exists() {
     let mut named = 0;
     for document in documents() {
         let text = read(&document);
-        for word in code(&text).iter().filter(|word| looks_like_a_path(word)) {
+        // Files that users write are not ours.
+        let ours = |word: &&String| looks_like_a_path(word) && *word != "longhaul.toml";
+        for word in code(&text).iter().filter(ours) {
             let exists = bases.iter().any(|base| base.join(word).exists());
             assert!(exists, "{} names `{word}`, which does not exist", document.display());
             named += 1;

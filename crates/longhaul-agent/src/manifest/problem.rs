@@ -30,7 +30,8 @@ fn as_text<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error>
 }
 
 impl Problem {
-    pub(super) fn of_file(file: &Path, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+    /// A problem of a whole file or folder.
+    pub fn of_file(file: &Path, message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: None, column: None, message: message.into(), remedy: remedy.into() }
     }
 }
@@ -45,28 +46,31 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Collects the problems of one file.
-pub(super) struct Report<'t> {
+/// Collects the problems of one TOML file, each at its place.
+pub struct Report<'t> {
     file: &'t Path,
     text: &'t str,
     problems: RefCell<Vec<Problem>>,
 }
 
 impl<'t> Report<'t> {
-    pub(super) fn new(file: &'t Path, text: &'t str) -> Self {
+    /// Nothing is wrong so far with this file, which has this text.
+    pub fn new(file: &'t Path, text: &'t str) -> Self {
         Self { file, text, problems: RefCell::default() }
     }
 
-    pub(super) fn file(&self) -> &'t Path {
+    /// The file.
+    pub fn file(&self) -> &'t Path {
         self.file
     }
 
-    pub(super) fn text(&self) -> &'t str {
+    /// Its text.
+    pub fn text(&self) -> &'t str {
         self.text
     }
 
     /// Something is wrong at these bytes.
-    pub(super) fn problem(&self, at: Range<usize>, message: impl Into<String>, remedy: impl Into<String>) {
+    pub fn problem(&self, at: Range<usize>, message: impl Into<String>, remedy: impl Into<String>) {
         let line = self.line(at.start);
         let before = &self.text[..self.floor(at.start)];
         let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
@@ -78,17 +82,17 @@ impl<'t> Report<'t> {
     }
 
     /// The line of a byte, from 1.
-    pub(super) fn line(&self, byte: usize) -> usize {
+    pub fn line(&self, byte: usize) -> usize {
         self.text[..self.floor(byte)].matches('\n').count() + 1
     }
 
     /// `file:line`, to be named in a problem elsewhere.
-    pub(super) fn place(&self, at: &Range<usize>) -> String {
+    pub fn place(&self, at: &Range<usize>) -> String {
         format!("{}:{}", self.file.display(), self.line(at.start))
     }
 
     /// In the order of the file.
-    pub(super) fn into_problems(self) -> Vec<Problem> {
+    pub fn into_problems(self) -> Vec<Problem> {
         let mut problems = self.problems.into_inner();
         problems.sort_by_key(|problem| (problem.line, problem.column));
         problems

@@ -207,7 +207,7 @@ impl<'r, 't> Table<'r, 't> {
 }
 
 /// The known name that was probably meant.
-pub(super) fn nearest<'n>(found: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+pub fn nearest<'n>(found: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let distance = |name: &str| strsim::damerau_levenshtein(&found.to_lowercase(), name);
     let near = known.into_iter().map(|name| (distance(name), name)).min()?;
     // A third of the letters may be wrong, and one in any case.
@@ -226,7 +226,8 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-fn json(value: &DeValue<'_>) -> Option<Value> {
+/// A TOML value as JSON; `None` when it has a date or a number that JSON cannot hold.
+pub fn json(value: &DeValue<'_>) -> Option<Value> {
     Some(match value {
         DeValue::String(text) => Value::String(text.to_string()),
         DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix()).ok()?.into(),

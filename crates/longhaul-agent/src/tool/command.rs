@@ -121,6 +121,9 @@ impl Command {
                 command.env(name, value);
             }
         }
+        if let Some(traceparent) = &context.traceparent {
+            command.env("TRACEPARENT", traceparent);
+        }
         command
             .env("LONGHAUL_TASK_ID", context.task.to_string())
             .env("LONGHAUL_STEP", &context.step)

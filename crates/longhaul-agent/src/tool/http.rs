@@ -21,6 +21,8 @@ use crate::template::{Body, Placeholder, Template};
 /// How long a connection may take. Nothing was sent before, so a failure is a known one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
+/// The header that names the trace a call belongs to.
+const TRACEPARENT: &str = "traceparent";
 /// What a value in a URL need not be encoded for.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
@@ -91,6 +93,10 @@ impl Http {
             .header("longhaul-step", header_value("longhaul-step", &context.step)?)
             .header("idempotency-key", header_value("idempotency-key", &context.idempotency_key)?)
             .header("longhaul-fence", context.fence);
+        let own = |(name, _): &(HeaderName, Template)| name == TRACEPARENT;
+        if let Some(traceparent) = context.traceparent.as_deref().filter(|_| !self.headers.iter().any(own)) {
+            request = request.header(TRACEPARENT, header_value(TRACEPARENT, traceparent)?);
+        }
         let body = match &self.body {
             Some(body) => Some(body.render(&call.values)?.to_string()),
             None if reads => None,

@@ -16,6 +16,9 @@ use tokio::net::{TcpListener, TcpStream};
 /// No test waits longer than this for anything.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The trace that calls belong to.
+pub const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
 /// A folder of manifests, removed with this value.
 pub struct Folder {
     folder: tempfile::TempDir,
@@ -76,7 +79,14 @@ impl Folder {
 
 pub fn context() -> StepContext {
     let task: TaskId = "0198f000-0000-7000-8000-000000000001".parse().expect("a task id");
-    StepContext { task, step: "one".to_owned(), idempotency_key: format!("{task}/one"), attempt: 1, fence: 7 }
+    StepContext {
+        task,
+        step: "one".to_owned(),
+        idempotency_key: format!("{task}/one"),
+        attempt: 1,
+        fence: 7,
+        traceparent: Some(TRACEPARENT.to_owned()),
+    }
 }
 
 /// A call with this input, as a saga's step makes it.

@@ -73,6 +73,7 @@ impl Run {
             self.tenant().clone_into(&mut task.tenant);
             task.deadline = self.earlier_deadline(task.deadline);
             task.parent = Some(self.id());
+            task.traceparent = task.traceparent.or_else(|| context.traceparent.clone());
             task.validate().map_err(|invalid| TaskError::fatal("bad_child", invalid.to_string()))?;
             children.push(task);
         }

@@ -321,9 +321,11 @@ impl Desk {
         self.poll_disk(batch, cx).map(|()| true)
     }
 
-    /// The operation waits for something outside; nothing of it is under way.
+    /// The operation waits for something outside; nothing of it is under way. What it was given while it was on
+    /// its way here stays with it.
     pub(super) fn wait(&mut self, key: &Key, waiting: Waiting) {
-        if let Some(ticket) = self.tickets.get_mut(key) {
+        let ticket = self.tickets.get_mut(key);
+        if let Some(ticket) = ticket.filter(|ticket| !matches!(ticket.stage, Stage::Released(_))) {
             if waiting.kind == "in_doubt" {
                 self.line.may_start(key.clone());
             }
@@ -711,5 +713,38 @@ impl Desk {
     /// How to undo a step.
     pub(super) fn take_undo(&mut self, key: &Key) -> Option<Undo> {
         self.undos.remove(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::LogEntry;
+    use std::task::Waker;
+
+    #[test]
+    fn what_arrives_before_an_operation_begins_to_wait_is_not_lost() {
+        let mut desk = Desk::new(TaskId::new(), 1);
+        let input = Record::Input(RawValue::NULL.to_owned());
+        let row = |seq, record: Record| {
+            let entry = LogEntry::new(&[NewEvent::new("test", serde_json::Value::Null)], &[record]);
+            LogRow { seq, count: 1, time: 0, run: 0, events: entry.events, records: entry.records }
+        };
+        desk.load(&[row(1, input)], true).expect("readable");
+        let address = Some(Address::At("signal/go".to_owned()));
+        let key = desk.ask(Asking { address, ..Asking::plain("signal go", Op::Signal) }).expect("a place");
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(desk.poll_turn(&key, cx).is_pending());
+        assert_eq!(desk.next(), Next::Poll);
+        assert!(matches!(desk.poll_turn(&key, cx), Poll::Ready(Turn::Start(_))));
+
+        let message = RawValue::from_string("7".to_owned()).expect("JSON");
+        desk.load(&[row(2, Record::Arrived { at: "signal/go".to_owned(), message, id: None })], true)
+            .expect("readable");
+        assert_eq!(desk.next(), Next::Poll, "it is given what arrived");
+        let waiting = Waiting { kind: "signal".into(), id: "go".into(), since: None, until: None };
+        desk.wait(&key, waiting);
+        let turn = desk.poll_turn(&key, cx);
+        assert!(matches!(turn, Poll::Ready(Turn::Recorded(Ok(message))) if message.get() == "7"));
     }
 }

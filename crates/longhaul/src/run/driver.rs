@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::json;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::desk::Next;
@@ -20,11 +21,14 @@ use super::{Run, Signals};
 use crate::engine::Engine;
 use crate::error::TaskError;
 use crate::event::{LogRow, NewEvent};
+use crate::meter::Ended;
 use crate::record::Record;
 use crate::retry::RetryPolicy;
 use crate::store::rules::{cancel_error, deadline_error};
-use crate::store::{Beat, Cancel, Commit, CommitRefused, Committed, Heartbeat, Outcome, StoreError};
+use crate::store::{Commit, CommitRefused, Committed, LOG_PAGE, Outcome, StoreError};
 use crate::task::{Phase, State, timestamp};
+
+mod ending;
 
 /// How long events that nobody waits for may wait for company.
 const COMPANY: Duration = Duration::from_millis(20);
@@ -75,9 +79,9 @@ enum End {
     },
 }
 
-/// Runs a handler to its end, whatever that is, and writes it. A task that fails for good or is
+/// Runs a handler to its end, whatever that is, writes it and gives it. A task that fails for good or is
 /// cancelled undoes first what it did.
-pub(crate) async fn run_to_end(run: Run, handler: HandlerFuture, manners: Manners) {
+pub(crate) async fn run_to_end(run: Run, handler: HandlerFuture, manners: Manners) -> Ended {
     let mut driver = Driver { run, manners, undoing: false };
     let mut end = if driver.run.inner.lease.phase == Phase::Compensating {
         driver.go_on_undoing(handler).await
@@ -88,8 +92,8 @@ pub(crate) async fn run_to_end(run: Run, handler: HandlerFuture, manners: Manner
         match driver.undo_needed(&end).await {
             Ok(Some((state, error))) => end = driver.undo(state, error).await,
             Ok(None) => match driver.write_end(end).await {
-                Some(other) => end = other,
-                None => return,
+                ControlFlow::Continue(other) => end = other,
+                ControlFlow::Break(ended) => return ended,
             },
             Err(interrupted) => end = interrupted,
         }
@@ -166,7 +170,7 @@ impl Driver {
         let mut journal = Journal::default();
         loop {
             let after = journal.seen();
-            let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after)).await;
+            let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after, LOG_PAGE)).await;
             let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
             if rows.is_empty() {
                 return Ok(journal);
@@ -409,7 +413,7 @@ impl Driver {
     async fn load(&self) -> Result<(), TaskError> {
         let mut after = self.run.desk().journal().seen();
         loop {
-            let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after))
+            let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after, LOG_PAGE))
                 .await
                 .map_err(|error| TaskError::retryable("store", error.to_string()))?;
             let Some(last) = rows.last() else { break };
@@ -501,203 +505,6 @@ impl Driver {
         };
         read.err().map(|error| End::Returned(Err(error)))
     }
-
-    /// Writes how the run ended. A cancel or a deadline that came in between wins: it is given
-    /// back.
-    async fn write_end(&self, end: End) -> Option<End> {
-        let commit = match &end {
-            End::Suspended => return None,
-            End::Lost => {
-                tracing::warn!(task = %self.run.id(), fence = self.run.fence(), "the lease was lost; giving the task up");
-                return None;
-            }
-            End::Returned(Ok(result)) => self.completed(result),
-            End::Returned(Err(error)) => self.failed(error),
-            End::Cancelled => self.cancelled(cancel_error(&self.cancel_request().await)),
-            End::DeadlineExceeded => self.failed_for_good(self.deadline_error(), false),
-            End::HandBack | End::LeaseOver => self.handed_back(),
-            End::Undone { state, error, report } => self.undone(*state, error, report),
-            End::Interrupted(error) => self.interrupted_by(error),
-            End::UndoElsewhere { state, error } => self.undo_elsewhere(*state, error),
-        };
-        let ended = commit.outcome.as_ref().is_some_and(|outcome| outcome.state().is_final());
-        let other = match self.offer(commit).await {
-            Ok(Err(CommitRefused::Cancelled)) => End::Cancelled,
-            Ok(Err(CommitRefused::DeadlineExceeded)) => End::DeadlineExceeded,
-            Ok(Err(CommitRefused::ApprovalExpired { id })) => {
-                let mut desk = self.run.desk();
-                desk.not_committed();
-                desk.without_use(&id);
-                return Some(end);
-            }
-            Ok(Err(CommitRefused::Stale { .. })) => {
-                // Others wrote to the log meanwhile; what was gathered follows theirs.
-                self.run.desk().not_committed();
-                return Some(match self.load().await {
-                    Ok(()) => end,
-                    Err(error) => End::Returned(Err(error)),
-                });
-            }
-            Ok(Err(refused)) => {
-                tracing::info!(task = %self.run.id(), %refused, "the end of a run was refused");
-                return None;
-            }
-            Ok(Ok(_)) => {
-                if ended {
-                    self.let_go().await;
-                }
-                return None;
-            }
-            Err(error) => {
-                tracing::warn!(task = %self.run.id(), %error, "the end of a run could not be written; the task will be taken over");
-                return None;
-            }
-        };
-        self.run.desk().not_committed();
-        Some(other)
-    }
-
-    /// The task has ended, and with it what it held; the sweep does this if it cannot be done here.
-    async fn let_go(&self) {
-        if !self.run.desk().journal().is_locked() {
-            return;
-        }
-        if let Err(error) = self.run.inner.engine.store.let_go(&[self.run.id()]).await {
-            tracing::debug!(task = %self.run.id(), %error, "its locks are left to the sweep");
-        }
-    }
-
-    fn completed(&self, result: &RawValue) -> Commit {
-        let event = NewEvent::new("task.completed", json!({"result": result}));
-        self.run.desk().end_commit(true, Some(event), None, Outcome::Completed { result: result.to_owned() })
-    }
-
-    /// The handler's error: another run if there may be one, the end otherwise.
-    fn failed(&self, error: &TaskError) -> Commit {
-        let lease = &self.run.inner.lease;
-        let attempts = lease.attempts + 1;
-        if self.is_final(error) {
-            return self.failed_for_good(error.clone().detail("task_attempts", attempts), true);
-        }
-        let after = self.manners.retry.delay(attempts);
-        let message = format!(
-            "Attempt {attempts} of {} failed ({}); trying again in {:.1} s",
-            lease.max_attempts,
-            error.message,
-            after.as_secs_f64()
-        );
-        let mut event = self.run.progress_event("retrying", 0, 0, None, &message);
-        event.data["error"] = json!(error);
-        let outcome = Outcome::Retry { error: error.clone(), after };
-        self.run.desk().end_commit(true, Some(event), Some(Record::Reopened { resumed: false }), outcome)
-    }
-
-    fn failed_for_good(&self, error: TaskError, attempt: bool) -> Commit {
-        let event = NewEvent::new("task.failed", json!({"error": error}));
-        // After a deadline only this may still be written, so it is no step forward.
-        self.run.desk().end_commit(attempt, Some(event), None, Outcome::Failed { error, attempt })
-    }
-
-    fn cancelled(&self, error: TaskError) -> Commit {
-        let event = NewEvent::new("task.cancelled", json!({"error": error}));
-        self.run.desk().end_commit(false, Some(event), None, Outcome::Cancelled { error })
-    }
-
-    fn handed_back(&self) -> Commit {
-        let message = "The worker stops; another one goes on from the last recorded step.";
-        let event = self.run.progress_event("retrying", 0, 0, None, message);
-        self.run.desk().end_commit(!self.undoing, Some(event), None, Outcome::Released)
-    }
-
-    /// The end of a task that undid what it did. What could not be undone is its error then, with
-    /// the original one as the cause.
-    fn undone(&self, state: State, error: &TaskError, report: &Report) -> Commit {
-        let Report { undone, failed } = report;
-        if failed.is_empty() {
-            let event = NewEvent::new("saga.compensated", json!({"undone": undone}));
-            self.run.desk().tell(event);
-            if state == State::Completed {
-                return self.undone_by_request(undone);
-            }
-            let error = error.clone().detail("undone", json!(undone));
-            return match state {
-                State::Cancelled => self.cancelled(error),
-                _ => self.failed_for_good(error, false),
-            };
-        }
-        let names: Vec<&str> = failed.iter().map(|failed| failed.step.as_str()).collect();
-        let error = TaskError::fatal(
-            "compensation_failed",
-            format!("{}, and {} could not be undone", error.message, names.join(", ")),
-        )
-        .detail("undone", json!(undone))
-        .detail("not_undone", json!(failed))
-        .caused_by(error.clone());
-        self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": error})));
-        self.failed_for_good(error, false)
-    }
-
-    /// The end of a task whose only work was to undo another.
-    fn undone_by_request(&self, undone: &[String]) -> Commit {
-        let result = json!({"undone": undone});
-        let event = NewEvent::new("task.completed", json!({"result": result}));
-        // A list of names always serialises.
-        let result = to_raw_value(&result).unwrap_or_else(|_| RawValue::NULL.to_owned());
-        self.run.desk().end_commit(false, Some(event), None, Outcome::Completed { result })
-    }
-
-    /// Tries again later; nothing of what has to be undone is given up, unless trying again cannot
-    /// help.
-    fn interrupted_by(&self, error: &TaskError) -> Commit {
-        tracing::warn!(task = %self.run.id(), %error, "undoing was interrupted");
-        if !error.retryable {
-            let message = format!("what was done could not be undone: {}", error.message);
-            let failed = TaskError::fatal("compensation_failed", message).caused_by(error.clone());
-            self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": failed})));
-            return self.failed_for_good(failed, false);
-        }
-        let after = self.manners.retry.delay(self.run.inner.lease.attempts + 1);
-        let event = self.run.progress_event("compensating", 0, 0, None, &error.message);
-        let outcome = Outcome::Retry { error: error.clone(), after };
-        self.run.desk().end_commit(false, Some(event), None, outcome)
-    }
-
-    /// Leaves the undoing to a run that replays the handler first.
-    fn undo_elsewhere(&self, state: State, error: &TaskError) -> Commit {
-        let event = self.run.progress_event("compensating", 0, 0, None, &error.message);
-        let record = Record::Undoing { state, error: error.clone() };
-        self.run.desk().end_commit(false, Some(event), Some(record), Outcome::Released)
-    }
-
-    /// Who asked to cancel, and why: known from a heartbeat, or asked for.
-    async fn cancel_request(&self) -> Cancel {
-        let known = self.run.inner.signals.borrow().cancel.clone();
-        if let Some(cancel) = known {
-            return cancel;
-        }
-        let lease = &self.run.inner.lease;
-        let beat = Heartbeat {
-            worker: uuid::Uuid::nil(),
-            leases: vec![(lease.task, lease.fence)],
-            lease: self.run.inner.lease_time,
-        };
-        let answer = self.run.inner.engine.store.heartbeat(&beat).await;
-        match answer.map(|answer| answer.beats.into_iter().next()) {
-            Ok(Some(Beat::Held { cancel: Some(cancel), .. })) => cancel,
-            _ => Cancel { undo: false, by: "request".to_owned(), reason: None },
-        }
-    }
-
-    /// Offers the end of the run to the store for as long as it makes sense.
-    async fn offer(&self, commit: Commit) -> Result<Result<Committed, CommitRefused>, StoreError> {
-        let give_up = Instant::now() + OFFER_END;
-        loop {
-            match self.run.inner.engine.commits.one(commit.clone()).await {
-                Err(error) if error.is_unavailable() && Instant::now() < give_up => sleep(PAUSE).await,
-                other => return other,
-            }
-        }
-    }
 }
 
 /// Whether the worker, the lease or the time says that the run must end.
@@ -755,7 +562,7 @@ async fn others_rows(
 ) -> Result<Vec<LogRow>, StoreError> {
     let mut others = Vec::new();
     loop {
-        let rows = patiently(|| engine.store.log(task, after)).await?;
+        let rows = patiently(|| engine.store.log(task, after, LOG_PAGE)).await?;
         let Some(last) = rows.last() else { return Ok(others) };
         after = last.last_seq();
         let done = after + 1 >= before;

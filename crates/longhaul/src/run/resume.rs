@@ -8,10 +8,11 @@ use super::driver::patiently;
 use super::{CheckpointPolicy, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
+use crate::meter::Checkpointed;
 use crate::record::{Record, records_of};
 use crate::state::AgentState;
 use crate::store::clock::micros;
-use crate::store::{Checkpoint, StoreError};
+use crate::store::{Checkpoint, LOG_PAGE, StoreError};
 use crate::task::Phase;
 
 /// The newest checkpoint that can be trusted; everything before it need not be replayed.
@@ -38,6 +39,7 @@ pub(super) async fn resume<S: DeserializeOwned>(
             },
             Err(why) => why,
         };
+        run.inner.engine.meter.checkpoint(Checkpointed::Refused);
         tracing::warn!(task = %run.id(), seq = checkpoint.seq, why = refused, "a checkpoint was refused");
         run.desk().tell(NewEvent::new(
             "checkpoint.refused",
@@ -81,7 +83,7 @@ async fn state_of(run: &Run) -> Result<Option<(u64, AgentState)>, TaskError> {
 /// The part of the journal that a checkpoint begins.
 async fn part_of(run: &Run, checkpoint: &Checkpoint) -> Result<Option<Begun>, TaskError> {
     let after = checkpoint.seq.saturating_sub(1);
-    let rows = patiently(|| run.inner.engine.store.log(run.id(), after)).await.map_err(store_error)?;
+    let rows = patiently(|| run.inner.engine.store.log(run.id(), after, LOG_PAGE)).await.map_err(store_error)?;
     let Some(row) = rows.first().filter(|row| row.last_seq() == checkpoint.seq) else { return Ok(None) };
     Ok(records_of(row).unwrap_or_default().into_iter().find_map(|record| match record {
         Record::Checkpoint { part, kept } => Some(Begun { part, kept }),

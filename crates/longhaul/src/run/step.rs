@@ -14,6 +14,7 @@ use super::journal::{Key, doubtful};
 use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
+use crate::meter::StepEnded;
 use crate::record::{Effect, Op, Record};
 use crate::retry::RetryPolicy;
 use crate::task::{TaskId, Waiting};
@@ -35,6 +36,9 @@ pub struct StepContext {
     pub attempt: u32,
     /// The run's fence: let the other side refuse anything smaller than the largest it has seen.
     pub fence: u64,
+    /// The W3C `traceparent` for calls to the outside: that of this try when the process exports traces
+    /// (see [`crate::trace`]), else the one the task was submitted with.
+    pub traceparent: Option<String>,
 }
 
 /// A step that is about to run; `.await` it.
@@ -190,7 +194,8 @@ where
             let mut doubt = doubtful(self.effect, &unfinished);
             loop {
                 if let Some(why) = doubt.take() {
-                    match self.ask_verify(&operation, tries, &why).await {
+                    self.run.inner.meter.step_ended(StepEnded::InDoubt);
+                    match self.ask_verify(&operation, tries).await {
                         // It happened: recorded, and released like any other result.
                         Some(true) => break,
                         // It did not: a failed try like any other.
@@ -199,6 +204,7 @@ where
                         }
                         Some(false) => {
                             let error = step_failed(&operation.key.1, tries, why);
+                            self.run.inner.meter.step_ended(StepEnded::Failed);
                             let started = self.run.now_micros();
                             operation.settle(self.effect, self.undoable, tries, started, Err(error)).await;
                             break;
@@ -220,19 +226,24 @@ where
     }
 
     /// Asks `verify` about an effect in doubt. `None`: it could not tell, or there is none.
-    async fn ask_verify(&mut self, operation: &Operation, attempt: u32, why: &TaskError) -> Option<bool> {
+    async fn ask_verify(&mut self, operation: &Operation, attempt: u32) -> Option<bool> {
         let verify = self.verify.as_mut()?;
-        let context = self.run.context(&operation.key, attempt);
-        match verify(context).await {
+        let mut asked = self.run.try_verify(&operation.key.1, attempt);
+        let context = self.run.context(&operation.key, attempt, asked.traceparent.take());
+        match asked.watch(|| verify(context)).await {
             Ok(Some(result)) => {
+                asked.verified(Ok(true));
                 let started = self.run.now_micros();
                 let result = encode(&operation.key, &result);
                 operation.settle(self.effect, self.undoable, attempt, started, result).await;
                 Some(true)
             }
-            Ok(None) => Some(false),
+            Ok(None) => {
+                asked.verified(Ok(false));
+                Some(false)
+            }
             Err(error) => {
-                tracing::warn!(task = %self.run.id(), step = %operation.key.1, %error, %why, "verify could not tell");
+                asked.verified(Err(&error));
                 None
             }
         }
@@ -255,7 +266,9 @@ where
         }
         run.may_start_effect().await;
         run.desk().work(&operation.key);
-        let work = (self.work)(run.context(&operation.key, attempt));
+        let mut tried = run.try_step(name, attempt);
+        let context = run.context(&operation.key, attempt, tried.traceparent.take());
+        let work = tried.watch(|| (self.work)(context));
         let outcome = match self.timeout {
             None => work.await,
             Some(limit) => tokio::time::timeout(limit, work)
@@ -264,12 +277,14 @@ where
         };
         let error = match outcome.and_then(|value| encode(&operation.key, &value)) {
             Ok(result) => {
+                tried.completed();
                 operation.settle(self.effect, self.undoable, attempt, started, Ok(result)).await;
                 return Tried::Settled;
             }
             Err(error) => error,
         };
         if error.is_in_doubt() && self.effect.needs_intent() {
+            tried.in_doubt(&error);
             let event = NewEvent::of_step("step.in_doubt", name, json!({"attempt": attempt, "error": error}));
             let record =
                 Record::InDoubt { step: name.clone(), effect: self.effect, attempt, error: error.clone() };
@@ -277,11 +292,13 @@ where
             return Tried::InDoubt(error);
         }
         if !error.retryable || !self.policy.allows(attempt) {
+            tried.failed(&error);
             let error = step_failed(name, attempt, error);
             operation.settle(self.effect, self.undoable, attempt, started, Err(error)).await;
             return Tried::Settled;
         }
         let delay = self.policy.delay(attempt);
+        tried.retried(&error, delay);
         let failed = NewEvent::of_step(
             "step.failed",
             name,

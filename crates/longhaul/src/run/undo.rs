@@ -4,6 +4,7 @@
 //! what is left. One that fails for good does not stop the others.
 
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::desk::{Turn, Undo};
 use super::driver::panicked;
 use super::journal::{Key, undo_name};
+use super::shown::Try;
 use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
@@ -93,24 +95,31 @@ async fn undo_one(
                 "undo_missing",
                 format!("the handler did not get to step {} again; was it changed?", step.1),
             );
+            run.try_undo(&operation.key.1, 1).failed(&error);
             operation.give_up(1, run.now_micros(), error).await;
             continue;
         };
         loop {
             tries += 1;
             let started = run.now_micros();
-            let error = match operation.try_undo(step, undo, result, tries, started).await {
+            run.may_start_effect().await;
+            let mut tried = run.try_undo(&operation.key.1, tries);
+            let error = match operation.try_undo(step, undo, result, tries, started, &mut tried).await {
                 Ok(()) => {
+                    tried.completed();
                     operation.undone(step, started, tries).await;
                     break;
                 }
                 Err(error) => error,
             };
             if !error.retryable || !undo.policy.allows(tries) {
+                tried.failed(&error);
                 operation.give_up(tries, started, error).await;
                 break;
             }
-            operation.failed_once(undo.policy, tries, started, error).await;
+            let delay = undo.policy.delay(tries);
+            tried.retried(&error, delay);
+            operation.failed_once(undo.policy, delay, tries, started, error).await;
         }
     }
 }
@@ -123,13 +132,15 @@ impl Operation {
         result: &RawValue,
         attempt: u32,
         started: i64,
+        tried: &mut Try,
     ) -> Result<(), TaskError> {
-        self.run.may_start_effect().await;
         let begun = NewEvent::of_step("step.started", &self.key.1, json!({"attempt": attempt, "kind": "undo"}));
         self.run.desk().tell(begun.at(started));
-        let context = self.run.context_of(&(step.0, undo_name(step)), step, attempt);
+        let traceparent = tried.traceparent.take();
+        let context = self.run.context_of(&(step.0, undo_name(step)), step, attempt, traceparent);
         // The function itself may panic, before there is a future.
-        let work = AssertUnwindSafe(async { (undo.work)(context, result).await }).catch_unwind();
+        let work = || AssertUnwindSafe(async { (undo.work)(context, result).await }).catch_unwind();
+        let work = tried.watch(work);
         let outcome = match undo.timeout {
             None => work.await,
             Some(limit) => match tokio::time::timeout(limit, work).await {
@@ -155,8 +166,14 @@ impl Operation {
         self.on_disk(batch).await;
     }
 
-    async fn failed_once(&self, policy: RetryPolicy, attempt: u32, started: i64, error: TaskError) {
-        let delay = policy.delay(attempt);
+    async fn failed_once(
+        &self,
+        policy: RetryPolicy,
+        delay: Duration,
+        attempt: u32,
+        started: i64,
+        error: TaskError,
+    ) {
         let event = NewEvent::of_step(
             "step.failed",
             &self.key.1,

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Accepted, Commit, CommitRefused, Committed, Store, StoreError, SubmitRefused};
+use crate::meter::{Batch, Meter};
 use crate::task::NewTask;
 
 /// The most entries of one transaction.
@@ -179,7 +180,7 @@ async fn write_patiently<S: Sink>(sink: &S, entries: &[S::Entry]) -> Result<Vec<
 }
 
 /// Submits.
-pub(crate) struct Submits(pub(crate) Arc<dyn Store>);
+pub(crate) struct Submits(pub(crate) Arc<dyn Store>, pub(crate) Arc<Meter>);
 
 #[async_trait]
 impl Sink for Submits {
@@ -189,7 +190,13 @@ impl Sink for Submits {
     const PATIENCE: Duration = Duration::from_secs(2);
 
     async fn write(&self, batch: &[NewTask]) -> Result<Vec<Self::Answer>, StoreError> {
-        self.0.submit(batch).await
+        let begun = Instant::now();
+        let answers = self.0.submit(batch).await;
+        self.1.batch(Batch::Submit, batch.len(), begun.elapsed());
+        for answer in answers.iter().flatten() {
+            self.1.submitted(answer);
+        }
+        answers
     }
     fn bytes(task: &NewTask) -> usize {
         512 + task.input.get().len()
@@ -200,7 +207,7 @@ impl Sink for Submits {
 }
 
 /// Commits of runs.
-pub(crate) struct Commits(pub(crate) Arc<dyn Store>);
+pub(crate) struct Commits(pub(crate) Arc<dyn Store>, pub(crate) Arc<Meter>);
 
 #[async_trait]
 impl Sink for Commits {
@@ -210,7 +217,10 @@ impl Sink for Commits {
     const PATIENCE: Duration = Duration::from_secs(2);
 
     async fn write(&self, batch: &[Commit]) -> Result<Vec<Self::Answer>, StoreError> {
-        self.0.commit(batch).await
+        let begun = Instant::now();
+        let answers = self.0.commit(batch).await;
+        self.1.batch(Batch::Commit, batch.len(), begun.elapsed());
+        answers
     }
     fn bytes(commit: &Commit) -> usize {
         commit.bytes()

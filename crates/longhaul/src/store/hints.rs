@@ -20,6 +20,8 @@ pub struct Hints {
     due: watch::Sender<u64>,
     /// Bumped when other processes changed something, it is not known what.
     anything: watch::Sender<u64>,
+    /// Bumped when any task may have new events.
+    told: watch::Sender<u64>,
     /// Tasks that someone in this process follows.
     followed: Mutex<HashMap<TaskId, Followed>>,
     /// Tasks that someone asked something of.
@@ -48,6 +50,7 @@ impl Default for Hints {
             ready: watch::Sender::new(0),
             due: watch::Sender::new(0),
             anything: watch::Sender::new(0),
+            told: watch::Sender::new(0),
             followed: Mutex::default(),
             controlled: broadcast::Sender::new(1_024),
         }
@@ -57,6 +60,7 @@ impl Default for Hints {
 impl Hints {
     /// A task may have become ready.
     pub fn tell_ready(&self) {
+        self.tell_events();
         self.ready.send_modify(|count| *count += 1);
     }
 
@@ -73,6 +77,11 @@ impl Hints {
 
     /// These tasks have new events.
     pub fn tell_changed(&self, tasks: impl IntoIterator<Item = TaskId>) {
+        let mut tasks = tasks.into_iter().peekable();
+        if tasks.peek().is_none() {
+            return;
+        }
+        self.tell_events();
         let followed = self.lock();
         if followed.is_empty() {
             return;
@@ -86,6 +95,11 @@ impl Hints {
 
     /// These tasks have new events and have ended.
     pub fn tell_finished(&self, tasks: impl IntoIterator<Item = TaskId>) {
+        let mut tasks = tasks.into_iter().peekable();
+        if tasks.peek().is_none() {
+            return;
+        }
+        self.tell_events();
         let followed = self.lock();
         if followed.is_empty() {
             return;
@@ -102,6 +116,18 @@ impl Hints {
         self.tell_finished([task]);
         // Nobody listening is fine: then no worker runs here.
         let _ = self.controlled.send(task);
+    }
+
+    /// Any task may have new events, or something else may be to be sent. Costs nothing while nobody
+    /// listens.
+    pub fn tell_events(&self) {
+        if self.told.receiver_count() > 0 {
+            self.told.send_modify(|count| *count += 1);
+        }
+    }
+
+    pub(crate) fn on_told(&self) -> watch::Receiver<u64> {
+        self.told.subscribe()
     }
 
     pub(crate) fn on_ready(&self) -> watch::Receiver<u64> {

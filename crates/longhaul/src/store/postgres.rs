@@ -2,42 +2,49 @@
 //!
 //! - Every write is a few set-based statements over arrays, whatever the size of the batch, and
 //!   statements that do not wait for an answer are sent together.
-//! - Rows are locked in one order everywhere: locks by name, tasks by id, then limits by name, then
-//!   depths by queue. Whoever needs further tasks after that takes only those nobody else has (`SKIP
-//!   LOCKED`). So does whoever fires schedules, before everything else.
+//! - Rows are locked in one order everywhere: locks by name, tasks by id (and with them their lines of
+//!   the outbox, by a trigger), then limits by name, then depths by queue. Whoever needs further
+//!   tasks after that takes only those nobody else has (`SKIP LOCKED`). So does whoever fires schedules,
+//!   before everything else.
 //! - All names are unqualified, so `search_path` decides where the tables are.
 //! - Isolation is read committed: each statement sees what was committed before it began, and a
 //!   row that changed meanwhile is checked again before it is written.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
 use uuid::Uuid;
 
+use super::outbox::Gauge;
 use super::{
     Accepted, Ask, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control,
-    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, LockChange, Locked, QueueInfo, Settings, Store,
-    StoreError, SubmitRefused, Swept, WorkerInfo,
+    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, LockChange, Locked, Page, QueueInfo, Settings,
+    Store, StoreError, SubmitRefused, Swept, WorkerInfo,
 };
 use crate::event::LogRow;
 use crate::schedule::Schedule;
 use crate::state::AgentState;
 use crate::task::{Invalid, NewTask, State, Task, TaskId};
 
+mod access;
 mod asks;
+mod backup;
 mod claim;
 mod commit;
 mod configure;
 mod connect;
 mod control;
+mod feed;
 mod floor;
 mod heads;
 mod limits;
 mod locks;
 mod notify;
+mod outbox;
+mod overview;
 mod read;
 mod rows;
 mod schedule;
@@ -59,6 +66,8 @@ pub(crate) struct PostgresStore {
     pool: Pool,
     /// Heartbeats' own connection.
     reserved: Pool,
+    /// The address, for programs of PostgreSQL's own.
+    config: tokio_postgres::Config,
     hints: Arc<Hints>,
     notifier: Notifier,
     /// Names this installation among those in the same database.
@@ -70,6 +79,9 @@ pub(crate) struct PostgresStore {
     claims: Mutex<HashMap<Uuid, u64>>,
     /// Takes turns over the rows that count pending tasks, from a random start.
     turn: AtomicU32,
+    gauge: Gauge,
+    /// When the feed's index was last summed up here.
+    summed_up: AtomicI64,
 }
 
 impl PostgresStore {
@@ -78,10 +90,12 @@ impl PostgresStore {
         let address = Address::parse(url)?;
         let (pool, reserved) = (address.pool()?, address.reserved()?);
         let channel = schema::prepare(Tx::on(&pool).await?).await?;
+        let config = address.config.clone();
         let notifier = Notifier::start(address, channel.clone(), Arc::clone(&hints));
         Ok(Self {
             pool,
             reserved,
+            config,
             hints,
             notifier,
             channel,
@@ -89,7 +103,14 @@ impl PostgresStore {
             handlers: Mutex::default(),
             claims: Mutex::default(),
             turn: AtomicU32::new(rand::random_range(0..DEPTH_PAIRS)),
+            gauge: Gauge::default(),
+            summed_up: AtomicI64::new(0),
         })
+    }
+
+    /// Which server it is and which schema version the database has, without changing it.
+    pub(super) async fn inspect(url: &str) -> Result<(String, i64), StoreError> {
+        schema::inspect(Tx::on(&Address::parse(url)?.reserved()?).await?).await
     }
 
     async fn tx(&self) -> Result<Tx, StoreError> {
@@ -204,12 +225,12 @@ impl Store for PostgresStore {
         read::task(self, tenant, id).await
     }
 
-    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError> {
+    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Page, StoreError> {
         read::list(self, tenant, filter).await
     }
 
-    async fn log(&self, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError> {
-        read::log(self, task, after).await
+    async fn log(&self, task: TaskId, after: u64, bytes: usize) -> Result<Vec<LogRow>, StoreError> {
+        read::log(self, task, after, bytes).await
     }
 
     async fn advanced(&self, known: &[(TaskId, u64)]) -> Result<Vec<(TaskId, u64)>, StoreError> {

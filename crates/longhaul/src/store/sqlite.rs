@@ -15,15 +15,21 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction};
 use uuid::Uuid;
 
 use super::clock::{Clock, boot_id, boot_micros, wall_micros};
+use super::outbox::Gauge;
 use super::*;
 
+mod access;
 mod asks;
+mod backup;
 mod claim;
 mod commit;
 mod control;
+mod feed;
 mod floor;
 mod limits;
 mod locks;
+mod outbox;
+mod overview;
 mod read;
 mod rows;
 mod schedule;
@@ -44,6 +50,7 @@ pub(crate) struct SqliteStore {
     hints: Arc<Hints>,
     clock: Arc<Clock>,
     boot: Arc<str>,
+    gauge: Arc<Gauge>,
 }
 
 impl SqliteStore {
@@ -83,7 +90,14 @@ impl SqliteStore {
         let writer = Writer::start(connection, shared_file.then(|| Arc::clone(&hints)))
             .map_err(|error| StoreError::Failed(format!("cannot start the writer thread: {error}")))?;
         let boot = boot_id().into();
-        Ok(Self { readers: readers.map(Arc::new), writer, hints, clock: Arc::default(), boot })
+        Ok(Self {
+            readers: readers.map(Arc::new),
+            writer,
+            hints,
+            clock: Arc::default(),
+            boot,
+            gauge: Arc::default(),
+        })
     }
 
     /// Runs `job` in a writing transaction; gives hints when it is on disk.
@@ -92,7 +106,7 @@ impl SqliteStore {
         urgent: bool,
         job: impl FnOnce(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (clock, boot) = (Arc::clone(&self.clock), Arc::clone(&self.boot));
+        let (clock, boot, gauge) = (Arc::clone(&self.clock), Arc::clone(&self.boot), Arc::clone(&self.gauge));
         let (result, told) = self
             .writer
             .transact(urgent, move |transaction| {
@@ -102,6 +116,7 @@ impl SqliteStore {
                     now: wall_micros() + offset,
                     lease_now: boot_micros() + offset,
                     boot: &boot,
+                    gauge: &gauge,
                     depths: BTreeMap::new(),
                     told: Told::default(),
                 };
@@ -149,6 +164,7 @@ struct Tx<'a> {
     /// The host's boot clock, for leases.
     lease_now: i64,
     boot: &'a str,
+    gauge: &'a Gauge,
     /// Changes of the number of pending tasks per queue.
     depths: BTreeMap<String, i64>,
     told: Told,
@@ -240,7 +256,7 @@ impl Readers {
 fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError> {
     trust_library(rusqlite::version_number())?;
     connection.busy_timeout(Duration::from_secs(10)).map_err(store_error)?;
-    connection.set_prepared_statement_cache_capacity(96);
+    connection.set_prepared_statement_cache_capacity(128);
     // One plan per statement, whatever is bound to it; without this, some statements would be
     // planned anew at every call.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(store_error)?;
@@ -288,7 +304,7 @@ fn trust_library(version: i32) -> Result<(), StoreError> {
 }
 
 /// What an error of SQLite means for the caller.
-fn store_error(error: rusqlite::Error) -> StoreError {
+pub(super) fn store_error(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             StoreError::Unavailable("another process holds the database file".to_owned())
@@ -366,13 +382,13 @@ impl Store for SqliteStore {
         self.read(move |sql| read::task(sql, &tenant, id)).await
     }
 
-    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError> {
+    async fn list(&self, tenant: &str, filter: &Filter) -> Result<Page, StoreError> {
         let (tenant, filter) = (tenant.to_owned(), filter.clone());
         self.read(move |sql| read::list(sql, &tenant, &filter)).await
     }
 
-    async fn log(&self, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError> {
-        self.read(move |sql| read::log(sql, task, after)).await
+    async fn log(&self, task: TaskId, after: u64, bytes: usize) -> Result<Vec<LogRow>, StoreError> {
+        self.read(move |sql| read::log(sql, task, after, bytes)).await
     }
 
     async fn advanced(&self, known: &[(TaskId, u64)]) -> Result<Vec<(TaskId, u64)>, StoreError> {

@@ -26,6 +26,7 @@ macro_rules! on_every_store {
 
 mod bed;
 
+mod access;
 mod asks;
 mod checkpoint;
 mod claim;
@@ -33,14 +34,18 @@ mod commit;
 mod control;
 mod cost;
 mod family;
+mod feed;
 mod hostile;
 mod keys;
 mod lease;
 mod limits;
+mod lists;
 mod lock;
 mod locked;
 mod log;
+mod outbox;
 mod outcome;
+mod overview;
 mod reads;
 mod retention;
 mod schedule;

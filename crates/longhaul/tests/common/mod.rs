@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use longhaul::{Client, Event, RetryPolicy, Task, TaskId};
 
+pub mod receiver;
+
 /// No test waits longer than this for anything.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -159,7 +159,9 @@ struct Found {
     last_seq: u64,
     phase: Phase,
     created_at: i64,
+    traceparent: Option<String>,
     tags: BTreeMap<String, String>,
+    in_line_since: Option<i64>,
 }
 
 impl Found {
@@ -180,7 +182,9 @@ impl Found {
             last_seq: get_u64(row, 10)?,
             phase: get_phase(row, 11)?,
             created_at: row.try_get(12)?,
-            tags: get_json(row, 13)?.unwrap_or_default(),
+            traceparent: row.try_get(13)?,
+            tags: get_json(row, 14)?.unwrap_or_default(),
+            in_line_since: row.try_get(15)?,
         })
     }
 
@@ -203,6 +207,8 @@ impl Found {
             crashes: self.candidate.crashes,
             phase: self.phase,
             deadline,
+            traceparent: self.traceparent.clone(),
+            in_line_since: self.in_line_since,
             last_seq,
             log,
         }
@@ -332,7 +338,7 @@ async fn claimed_before(store: &PostgresStore, ask: &Claim) -> Result<Vec<Lease>
     tx.commit().await?;
     let mut leases = Vec::with_capacity(found.len());
     for (found, row) in found.iter().zip(&rows) {
-        let fence = get_u64(row, 14)?;
+        let fence = get_u64(row, 16)?;
         let mut log = logs.remove(&found.candidate.id.0).unwrap_or_default();
         // As the first time: without the row of this claim's own event.
         log.retain(|row| row.run != fence);

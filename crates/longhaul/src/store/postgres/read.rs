@@ -1,19 +1,19 @@
 //! Reading. Each is one statement on a connection of the pool, or two of which the second only
 //! fetches what the first has found.
 
+use std::collections::HashSet;
+
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::connect::Params;
+use super::connect::{Params, Tx};
 use super::rows::{self, get_id, get_json, get_small, get_u64, to_i64};
 use crate::event::LogRow;
 use crate::state::AgentState;
-use crate::store::{Ask, Checkpoint, Filter, QueueInfo, QueueSettings, StoreError, WorkerInfo};
-use crate::task::{State, Task, TaskId};
-
-/// About how many bytes of log one read gives.
-const LOG_PAGE_BYTES: i64 = 1024 * 1024;
+use crate::store::list::SEARCHED_PER_PAGE;
+use crate::store::{Ask, Checkpoint, Filter, Page, QueueInfo, QueueSettings, StoreError, WorkerInfo};
+use crate::task::{DEFAULT_TENANT, State, Task, TaskId};
 
 async fn select(store: &PostgresStore, sql: &str, params: Params<'_>) -> Result<Vec<Row>, StoreError> {
     let tx = store.tx().await?;
@@ -31,38 +31,84 @@ pub(super) async fn task(store: &PostgresStore, tenant: &str, id: TaskId) -> Res
     found.first().map(rows::task).transpose()
 }
 
-pub(super) async fn list(store: &PostgresStore, tenant: &str, filter: &Filter) -> Result<Vec<Task>, StoreError> {
-    let indexed = matches!(filter.state, Some(State::Waiting | State::Failed | State::Cancelled));
-    let sql = match (indexed, filter.oldest_first) {
-        (false, false) => include_str!("sql/list_newest.sql"),
-        (false, true) => include_str!("sql/list_oldest.sql"),
-        (true, false) => include_str!("sql/list_state_newest.sql"),
-        (true, true) => include_str!("sql/list_state_oldest.sql"),
-    };
+pub(super) async fn list(store: &PostgresStore, tenant: &str, filter: &Filter) -> Result<Page, StoreError> {
     let (tag, value) = filter.tag.as_ref().map(|(tag, value)| (tag.as_str(), value.as_str())).unzip();
-    let state = filter.state.map(State::code);
-    let (after, page) = (filter.after.map(|after| after.0), to_i64(filter.page()));
-    let texts = [Some(tenant), filter.handler.as_deref(), filter.queue.as_deref(), tag, value];
+    let texts =
+        [Some(tenant), filter.handler.as_deref(), filter.queue.as_deref(), filter.q.as_deref(), tag, value];
     if texts.into_iter().flatten().any(|text| text.contains('\0')) {
-        return Ok(Vec::new());
+        return Ok(Page::default());
     }
-    let params: Params<'_> = &[&tenant, &state, &filter.handler, &filter.queue, &tag, &value, &after, &page];
+    let pattern = filter.pattern();
+    let (page, mut found, mut after) = (filter.page(), Vec::new(), filter.after);
+    let at_once = if pattern.is_some() { SEARCHED_PER_PAGE / 10 } else { page };
+    let mut looked = 0;
+    let mut more = true;
     let tx = store.tx().await?;
-    let ids: Vec<Uuid> = tx.rows(sql, params).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-    let found = tx.rows(include_str!("sql/task.sql"), &[&ids, &tenant]).await?;
+    while more && found.len() < page && looked < SEARCHED_PER_PAGE {
+        let ids = list_ids(&tx, tenant, &Filter { after, ..filter.clone() }, at_once).await?;
+        looked += ids.len();
+        more = ids.len() == at_once;
+        after = ids.last().copied().map(TaskId).or(after);
+        let Some(pattern) = &pattern else {
+            found = ids;
+            break;
+        };
+        let matching = tx.rows(include_str!("sql/list_search.sql"), &[&ids, pattern]).await?;
+        let matching: HashSet<Uuid> = matching.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        let room = page - found.len();
+        found.extend(ids.into_iter().filter(|id| matching.contains(id)).take(room));
+    }
+    let tasks = tx.rows(include_str!("sql/task.sql"), &[&found, &tenant]).await?;
     tx.end();
-    let mut tasks: Vec<Task> = found.iter().map(rows::task).collect::<Result<_, _>>()?;
+    let mut tasks: Vec<Task> = tasks.iter().map(rows::task).collect::<Result<_, _>>()?;
     tasks.sort_unstable_by_key(|task| task.id);
     if !filter.oldest_first {
         tasks.reverse();
     }
-    Ok(tasks)
+    Ok(filter.page_of(tasks, after.filter(|_| more)))
 }
 
-pub(super) async fn log(store: &PostgresStore, task: TaskId, after: u64) -> Result<Vec<LogRow>, StoreError> {
+/// The ids of up to `limit` tasks that are as the filter says, whatever their input.
+async fn list_ids(tx: &Tx, tenant: &str, filter: &Filter, limit: usize) -> Result<Vec<Uuid>, StoreError> {
+    let (from, again) = match filter.state {
+        // The OFFSET keeps the planner from walking all tasks by id instead.
+        _ if filter.parent.is_some() => ("(SELECT * FROM tasks WHERE parent = $9 OFFSET 0)", ""),
+        Some(State::Waiting | State::Failed | State::Cancelled) => {
+            ("tasks", "AND t.state = $2 AND t.state IN (2, 4, 5)")
+        }
+        Some(State::Running) => ("(SELECT * FROM tasks WHERE state = 1 OFFSET 0)", ""),
+        _ if tenant != DEFAULT_TENANT => ("tasks", "AND t.tenant <> 'default'"),
+        _ => ("tasks", ""),
+    };
+    let (beyond, edge, order) = if filter.oldest_first {
+        (">", "00000000-0000-0000-0000-000000000000", "ASC")
+    } else {
+        ("<", "ffffffff-ffff-ffff-ffff-ffffffffffff", "DESC")
+    };
+    let sql = include_str!("sql/list.sql")
+        .replace("{from}", from)
+        .replace("{again}", again)
+        .replace("{beyond}", beyond)
+        .replace("{edge}", edge)
+        .replace("{order}", order);
+    let (tag, value) = filter.tag.as_ref().map(|(tag, value)| (tag.as_str(), value.as_str())).unzip();
+    let (state, limit) = (filter.state.map(State::code), to_i64(limit));
+    let (after, parent) = (filter.after.map(|after| after.0), filter.parent.map(|parent| parent.0));
+    let params: Params<'_> =
+        &[&tenant, &state, &filter.handler, &filter.queue, &tag, &value, &after, &limit, &parent];
+    let rows = tx.rows(&sql, params).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+pub(super) async fn log(
+    store: &PostgresStore,
+    task: TaskId,
+    after: u64,
+    bytes: usize,
+) -> Result<Vec<LogRow>, StoreError> {
     // One less than the largest number, which the statement adds one to.
     let after = to_i64(after).min(i64::MAX - 1);
-    let found = select(store, include_str!("sql/log.sql"), &[&task.0, &after, &LOG_PAGE_BYTES]).await?;
+    let found = select(store, include_str!("sql/log.sql"), &[&task.0, &after, &to_i64(bytes as u64)]).await?;
     found.iter().map(|row| rows::log_row(row, 0)).collect()
 }
 
@@ -125,6 +171,7 @@ pub(super) async fn queues(store: &PostgresStore) -> Result<Vec<QueueInfo>, Stor
             max_pending: max_pending.map_or(QueueSettings::default().max_pending, i64::unsigned_abs),
             max_running: max_running.map(|max| u32::try_from(max).unwrap_or(u32::MAX)),
             oldest: row.try_get(5)?,
+            paused: row.try_get(6)?,
         })
     };
     found.iter().map(queue).collect()

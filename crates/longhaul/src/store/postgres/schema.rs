@@ -53,6 +53,36 @@ pub(super) async fn prepare(tx: Tx) -> Result<String, StoreError> {
         )
         .await?;
     }
+    renumber(&tx).await?;
     tx.commit().await?;
     Ok(format!("longhaul_{schema}"))
+}
+
+/// The server's name and the schema's version, 0 when there is none; only looks.
+pub(super) async fn inspect(tx: Tx) -> Result<(String, i64), StoreError> {
+    let found = tx
+        .rows("SELECT current_setting('server_version'), to_regclass('longhaul_migrations') IS NOT NULL", &[])
+        .await?;
+    let found = found.first().ok_or_else(|| StoreError::Failed("the server says nothing of itself".to_owned()))?;
+    let engine = format!("PostgreSQL {}", found.try_get::<_, String>(0)?);
+    let schema = if found.try_get::<_, bool>(1)? {
+        let newest = tx.rows("SELECT coalesce(max(version), 0) FROM longhaul_migrations", &[]).await?;
+        newest.first().map_or(Ok(0), |row| row.try_get(0))?
+    } else {
+        0
+    };
+    tx.end();
+    Ok((engine, schema))
+}
+
+/// A backup restored on another server has numbers of transactions that are still to come there. Those rows
+/// are from before everything, so that readers of all events are given what is new.
+async fn renumber(tx: &Tx) -> Result<(), StoreError> {
+    // By the BRIN index, see `feed.rs`; and for as long as it takes.
+    tx.batch(
+        "SET LOCAL enable_bitmapscan = on; SET LOCAL enable_indexscan = off; SET LOCAL statement_timeout = 0;
+         UPDATE log SET xact = 0
+         WHERE xact > (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)",
+    )
+    .await
 }

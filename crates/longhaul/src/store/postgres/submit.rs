@@ -7,14 +7,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use futures_util::future::join;
+use futures_util::future::{join, join3};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connect::Tx;
+use super::outbox::{self, Hooks};
 use super::rows::{get_id, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, lock};
 use crate::store::clock::micros;
+use crate::store::outbox::RETRY_SUBMIT;
 use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, undo_refused};
 use crate::task::{Deadline, Invalid, NewTask, Priority};
 
@@ -64,7 +66,7 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
         look_up(store, &tx, &mut unregistered).await?;
         tx.end();
     }
-    let (tx, rooms, now, alone) = enter(store, &batch).await?;
+    let (tx, rooms, hooks, now, alone) = enter(store, &batch).await?;
 
     batch.find_equal(&tx, now).await?;
     let refusable = |task: &NewTask| {
@@ -76,9 +78,10 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
     batch.refuse(&unregistered, &rooms, alone);
 
     batch.refuse_orphans(&tx).await?;
+    batch.refuse_hooked(store, &tx, &hooks).await?;
     batch.note_undos(&tx).await?;
 
-    let told = batch.insert(store, tx, &rooms, now).await?;
+    let told = batch.insert(store, tx, &rooms, &hooks, now).await?;
     store.tell(told);
     Ok(batch.finish())
 }
@@ -107,12 +110,15 @@ pub(super) async fn submit_within(
     // Alone at once: there is no beginning again in someone else's transaction.
     let (rooms, now) = batch.lock_queues(store, tx, true).await?;
     batch.refuse(&unregistered, &rooms, true);
+    let hooks = Hooks::read(tx, tasks).await?;
+    batch.refuse_hooked(store, tx, &hooks).await?;
     let order: Vec<usize> = batch.open().collect();
     let mut told = Told::default();
     if !order.is_empty() {
         let insert = tx.prepare(include_str!("sql/submit_insert.sql")).await?;
         let columns = Columns::new(&batch, &order, &rooms, now);
         let accepted = columns.insert(tx, &insert, now, store.depth_shard(true)).await?;
+        hooks.hook(tx, tasks.iter().filter(|task| accepted.contains(&task.id.0)), now).await?;
         told = batch.accept(&order, &accepted, now);
     }
     Ok((batch.finish(), told))
@@ -134,15 +140,17 @@ async fn look_up(store: &PostgresStore, tx: &Tx, handlers: &mut HashSet<String>)
 }
 
 /// Begins the transaction: the queues' locks, the digests' locks, and what the queues allow. Also
-/// gives the time, and whether the queues are locked for this transaction alone.
-async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<(Tx, Rooms, i64, bool), StoreError> {
+/// gives the endpoints, the time, and whether the queues are locked for this transaction alone.
+async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<(Tx, Rooms, Hooks, i64, bool), StoreError> {
     let same: BTreeSet<i64> = batch.windowed().map(|n| batch.digest_lock(n, &store.channel)).collect();
     let same: Vec<i64> = same.into_iter().collect();
     let mut alone = false;
     loop {
         let tx = store.tx().await?;
-        let (begun, locked) = join(tx.begin(), batch.lock_queues(store, &tx, alone)).await;
+        let (begun, locked, hooks) =
+            join3(tx.begin(), batch.lock_queues(store, &tx, alone), Hooks::read(&tx, batch.tasks)).await;
         begun?;
+        let hooks = hooks?;
         let (rooms, now) = locked?;
         if !alone && rooms.values().any(Room::is_tight) {
             // The shared lock cannot become an exclusive one without a deadlock: begin again.
@@ -153,7 +161,7 @@ async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<(Tx, Rooms, i
         if !same.is_empty() {
             tx.rows(include_str!("sql/submit_same.sql"), &[&same]).await?;
         }
-        return Ok((tx, rooms, now, alone));
+        return Ok((tx, rooms, hooks, now, alone));
     }
 }
 
@@ -356,6 +364,23 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
+    /// Refuses those that would add to a full outbox, unless they were accepted before. A child is part
+    /// of a task that was accepted.
+    async fn refuse_hooked(&mut self, store: &PostgresStore, tx: &Tx, hooks: &Hooks) -> Result<(), StoreError> {
+        let adds = |task: &NewTask| task.parent.is_none() && hooks.any(task);
+        let hooked: Vec<usize> = self.open().filter(|&n| adds(&self.tasks[n])).collect();
+        if hooked.is_empty() {
+            return Ok(());
+        }
+        let Some(max) = outbox::full(store, tx).await? else { return Ok(()) };
+        self.find_known(tx, &hooked).await?;
+        for n in hooked {
+            let full = || Err(SubmitRefused::OutboxFull { max, retry_after: RETRY_SUBMIT });
+            self.answers[n].get_or_insert_with(full);
+        }
+        Ok(())
+    }
+
     /// Notes at each task that is to be undone who does it, and refuses where that cannot be any more.
     async fn note_undos(&mut self, tx: &Tx) -> Result<(), StoreError> {
         let mut undos: Vec<usize> = self.open().filter(|&n| self.tasks[n].undo.is_some()).collect();
@@ -383,6 +408,7 @@ impl<'a> Batch<'a> {
         store: &PostgresStore,
         tx: Tx,
         rooms: &Rooms,
+        hooks: &Hooks,
         now: i64,
     ) -> Result<Told, StoreError> {
         let mut order: Vec<usize> = self.open().collect();
@@ -392,13 +418,17 @@ impl<'a> Batch<'a> {
         }
         // Keys in order, so that two batches with the same keys cannot wait for each other.
         order.sort_by_key(|&n| (&self.tasks[n].tenant, &self.tasks[n].key, self.tasks[n].id));
-        let keyed = order.iter().any(|&n| self.tasks[n].key.is_some());
+        // Whether something depends on what was accepted, before the commit.
+        let keyed = order.iter().any(|&n| self.tasks[n].key.is_some() || hooks.any(&self.tasks[n]));
         super::state::begin(&tx, order.iter().map(|&n| &self.tasks[n]).filter(|task| task.fork.is_some())).await?;
         let columns = Columns::new(self, &order, rooms, now);
         let insert = tx.prepare(include_str!("sql/submit_insert.sql")).await?;
         let shard = store.depth_shard(true);
         let accepted = if keyed {
-            columns.insert(&tx, &insert, now, shard).await?
+            let accepted = columns.insert(&tx, &insert, now, shard).await?;
+            let new = order.iter().map(|&n| &self.tasks[n]).filter(|task| accepted.contains(&task.id.0));
+            hooks.hook(&tx, new, now).await?;
+            accepted
         } else {
             let (accepted, committed) = join(columns.insert(&tx, &insert, now, shard), tx.send_commit()).await;
             let accepted = accepted?;
@@ -475,6 +505,7 @@ struct Columns<'a> {
     records: Vec<Option<String>>,
     parents: Vec<Option<Uuid>>,
     forks: Vec<Option<Uuid>>,
+    traces: Vec<Option<&'a str>>,
     undos: Vec<Option<Uuid>>,
 }
 
@@ -506,6 +537,7 @@ impl<'a> Columns<'a> {
             columns.records.push(entry.records);
             columns.parents.push(task.parent.map(|parent| parent.0));
             columns.forks.push(task.fork.as_ref().map(|(of, _)| of.0));
+            columns.traces.push(task.traceparent.as_deref());
             columns.undos.push(task.undo.as_ref().map(|undo| undo.task.0));
         }
         columns
@@ -542,6 +574,7 @@ impl<'a> Columns<'a> {
                     &self.records,
                     &self.parents,
                     &self.forks,
+                    &self.traces,
                     &self.undos,
                 ],
             )

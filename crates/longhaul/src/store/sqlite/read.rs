@@ -7,26 +7,65 @@ use super::rows::{self, Id};
 use crate::event::LogRow;
 use crate::record::Record;
 use crate::state::AgentState;
-use crate::store::{Checkpoint, Filter, QueueInfo, QueueSettings, WorkerInfo};
-use crate::task::{Phase, Priority, State, Task, TaskId, timestamp};
-
-/// About how many bytes of log one read gives.
-const LOG_PAGE_BYTES: usize = 1024 * 1024;
+use crate::store::list::SEARCHED_PER_PAGE;
+use crate::store::{Checkpoint, Filter, Page, QueueInfo, QueueSettings, WorkerInfo};
+use crate::task::{DEFAULT_TENANT, Phase, Priority, State, Task, TaskId, timestamp};
 
 pub(super) fn task(sql: &Connection, tenant: &str, id: TaskId) -> rusqlite::Result<Option<Task>> {
     sql.prepare_cached(include_str!("sql/task.sql"))?.query_row((Id::from(id), tenant), one_task).optional()
 }
 
-pub(super) fn list(sql: &Connection, tenant: &str, filter: &Filter) -> rusqlite::Result<Vec<Task>> {
-    let indexed = matches!(filter.state, Some(State::Waiting | State::Failed | State::Cancelled));
-    let text = match (indexed, filter.oldest_first) {
-        (false, false) => include_str!("sql/list_newest.sql"),
-        (false, true) => include_str!("sql/list_oldest.sql"),
-        (true, false) => include_str!("sql/list_state_newest.sql"),
-        (true, true) => include_str!("sql/list_state_oldest.sql"),
+pub(super) fn list(sql: &Connection, tenant: &str, filter: &Filter) -> rusqlite::Result<Page> {
+    let pattern = filter.pattern();
+    let (page, mut found, mut after) = (filter.page(), Vec::new(), filter.after);
+    let at_once = if pattern.is_some() { SEARCHED_PER_PAGE / 10 } else { page };
+    let mut looked = 0;
+    let mut more = true;
+    while more && found.len() < page && looked < SEARCHED_PER_PAGE {
+        let ids = list_ids(sql, tenant, &Filter { after, ..filter.clone() }, at_once)?;
+        looked += ids.len();
+        more = ids.len() == at_once;
+        after = ids.last().copied().or(after);
+        match &pattern {
+            None => found.extend(ids),
+            Some(pattern) => {
+                let mut search = sql.prepare_cached(include_str!("sql/list_search.sql"))?;
+                for id in ids {
+                    if found.len() < page && search.exists((Id::from(id), pattern))? {
+                        found.push(id);
+                    }
+                }
+            }
+        }
+        if pattern.is_none() {
+            break;
+        }
+    }
+    let tasks = found.into_iter().filter_map(|id| task(sql, tenant, id).transpose()).collect::<Result<_, _>>()?;
+    Ok(filter.page_of(tasks, after.filter(|_| more)))
+}
+
+/// The ids of up to `limit` tasks that are as the filter says, whatever their input.
+fn list_ids(sql: &Connection, tenant: &str, filter: &Filter, limit: usize) -> rusqlite::Result<Vec<TaskId>> {
+    let (index, again) = match filter.state {
+        _ if filter.parent.is_some() => ("INDEXED BY tasks_parent", "AND t.parent = ?9"),
+        Some(State::Waiting | State::Failed | State::Cancelled) => {
+            ("INDEXED BY tasks_state", "AND t.state = ?2 AND (t.state = 2 OR t.state >= 4)")
+        }
+        Some(State::Running) => ("INDEXED BY tasks_running", "AND t.state = 1"),
+        _ if tenant != DEFAULT_TENANT => {
+            ("INDEXED BY tasks_tenant", "AND t.tenant = ?1 AND t.tenant <> 'default'")
+        }
+        _ => ("", ""),
     };
+    let (beyond, order) = if filter.oldest_first { (">", "ASC") } else { ("<", "DESC") };
+    let text = include_str!("sql/list.sql")
+        .replace("{index}", index)
+        .replace("{again}", again)
+        .replace("{beyond}", beyond)
+        .replace("{order}", order);
     let (tag, value) = filter.tag.as_ref().map(|(tag, value)| (tag.as_str(), value.as_str())).unzip();
-    sql.prepare_cached(text)?
+    sql.prepare_cached(&text)?
         .query_map(
             rusqlite::params![
                 tenant,
@@ -36,9 +75,10 @@ pub(super) fn list(sql: &Connection, tenant: &str, filter: &Filter) -> rusqlite:
                 tag,
                 value,
                 filter.after.map(Id::from),
-                filter.page() as i64,
+                limit as i64,
+                filter.parent.map(Id::from),
             ],
-            one_task,
+            |row| rows::task_id(row, 0),
         )?
         .collect()
 }
@@ -87,7 +127,7 @@ fn one_task(row: &Row<'_>) -> rusqlite::Result<Task> {
     })
 }
 
-pub(super) fn log(sql: &Connection, task: TaskId, after: u64) -> rusqlite::Result<Vec<LogRow>> {
+pub(super) fn log(sql: &Connection, task: TaskId, after: u64, max: usize) -> rusqlite::Result<Vec<LogRow>> {
     let mut select = sql.prepare_cached(include_str!("sql/log.sql"))?;
     // Larger numbers than can be stored are beyond every log.
     let after = i64::try_from(after).unwrap_or(i64::MAX / 2);
@@ -97,7 +137,7 @@ pub(super) fn log(sql: &Connection, task: TaskId, after: u64) -> rusqlite::Resul
         let row = row?;
         bytes += row.events.len() + row.records.as_ref().map_or(0, String::len);
         page.push(row);
-        if bytes > LOG_PAGE_BYTES {
+        if bytes > max {
             break;
         }
     }
@@ -150,6 +190,7 @@ pub(super) fn queues(sql: &Connection) -> rusqlite::Result<Vec<QueueInfo>> {
                 max_pending: row.get::<_, Option<u64>>(3)?.unwrap_or(QueueSettings::default().max_pending),
                 max_running: row.get(4)?,
                 oldest: row.get(5)?,
+                paused: row.get(6)?,
             })
         })?
         .collect()

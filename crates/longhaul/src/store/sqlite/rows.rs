@@ -90,13 +90,18 @@ pub(super) fn head(row: &Row<'_>) -> rusqlite::Result<Head> {
 }
 
 pub(super) fn log_row(row: &Row<'_>) -> rusqlite::Result<LogRow> {
+    log_row_from(row, 0)
+}
+
+/// Reads a log row from column `first` on: seq, count, time, run, events, records.
+pub(super) fn log_row_from(row: &Row<'_>, first: usize) -> rusqlite::Result<LogRow> {
     Ok(LogRow {
-        seq: row.get(0)?,
-        count: row.get(1)?,
-        time: row.get(2)?,
-        run: row.get(3)?,
-        events: row.get(4)?,
-        records: row.get(5)?,
+        seq: row.get(first)?,
+        count: row.get(first + 1)?,
+        time: row.get(first + 2)?,
+        run: row.get(first + 3)?,
+        events: row.get(first + 4)?,
+        records: row.get(first + 5)?,
     })
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rusqlite::OptionalExtension;
 
+use super::outbox::Hooks;
 use super::rows::Id;
 use super::{Tx, rows, store_error};
 use crate::record::Record;
@@ -22,11 +23,16 @@ struct Room {
 }
 
 pub(super) fn submit(tx: &mut Tx<'_>, batch: &[NewTask]) -> Result<Vec<Answer>, StoreError> {
-    let mut rooms = HashMap::new();
-    batch.iter().map(|task| accept(tx, task, &mut rooms)).collect()
+    let (mut rooms, mut hooks) = (HashMap::new(), Hooks::default());
+    batch.iter().map(|task| accept(tx, task, &mut rooms, &mut hooks)).collect()
 }
 
-fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) -> Result<Answer, StoreError> {
+fn accept(
+    tx: &mut Tx<'_>,
+    task: &NewTask,
+    rooms: &mut HashMap<String, Room>,
+    hooks: &mut Hooks,
+) -> Result<Answer, StoreError> {
     if let Err(invalid) = task.validate() {
         return Ok(Err(invalid.into()));
     }
@@ -62,6 +68,9 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
         let retry_after = Duration::from_secs(1);
         return Ok(Err(SubmitRefused::QueueFull { queue: task.queue.clone(), max, retry_after }));
     };
+    if let Some(refused) = hooks.refuse(tx, task)? {
+        return Ok(accepted_before(tx, task)?.ok_or(refused));
+    }
     let ageing = room.ageing;
     if let Some(undo) = &task.undo
         && !note_undo(tx, task, undo)?
@@ -72,6 +81,7 @@ fn accept(tx: &mut Tx<'_>, task: &NewTask, rooms: &mut HashMap<String, Room>) ->
         let taken = || Invalid::new("id", "belongs to another task").into();
         return Ok(accepted_before(tx, task)?.ok_or_else(taken));
     }
+    hooks.hook(tx, task)?;
     room.free -= 1;
     Ok(Ok(Accepted { id: task.id, new: true, created_at: tx.now }))
 }
@@ -191,6 +201,7 @@ fn insert(
                 run_at,
                 task.parent.map(Id::from),
                 task.fork.as_ref().map(|(of, _)| Id::from(*of)),
+                task.traceparent,
                 task.undo.as_ref().map(|undo| Id::from(undo.task)),
             ])
         })

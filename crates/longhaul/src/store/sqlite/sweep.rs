@@ -106,10 +106,7 @@ fn retain(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> {
     let Some(retention) = retention.and_then(|text| text.parse::<i64>().ok()) else { return Ok(0) };
     let old: Vec<TaskId> = tx
         .sql
-        .prepare_cached(
-            "SELECT id FROM tasks WHERE finished_at IS NOT NULL AND finished_at <= ? AND locked = 0 AND untold = 0
-             ORDER BY finished_at LIMIT ?",
-        )
+        .prepare_cached(include_str!("sql/sweep_old.sql"))
         .and_then(|mut select| {
             select.query_map((tx.now - retention, limit as i64), |row| rows::task_id(row, 0))?.collect()
         })

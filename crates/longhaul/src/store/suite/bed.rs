@@ -17,8 +17,8 @@ use crate::event::{Event, LogEntry, LogRow, NewEvent};
 use crate::record::{Effect, Op, Record};
 use crate::store::{
     Accepted, Action, Beat, Claim, Claimed, Commit, CommitRefused, Committed, Control, ControlRefused, Controlled,
-    Filter, Heartbeat, Hints, Lease, Outcome, QueueInfo, QueueSettings, Settings, Store, SubmitRefused, Swept,
-    WorkerInfo,
+    Filter, Heartbeat, Hints, LOG_PAGE, Lease, Outcome, QueueInfo, QueueSettings, Settings, Store, SubmitRefused,
+    Swept, WorkerInfo,
 };
 use crate::task::{NewTask, State, Task, TaskId, Waiting};
 
@@ -261,15 +261,15 @@ impl Bed {
     }
 
     pub(super) async fn list(&self, filter: Filter) -> Vec<TaskId> {
-        let tasks = self.store.list("default", &filter).await.expect("the store answers");
-        tasks.into_iter().map(|task| task.id).collect()
+        let page = self.store.list("default", &filter).await.expect("the store answers");
+        page.tasks.into_iter().map(|task| task.id).collect()
     }
 
     /// The whole log, page by page.
     pub(super) async fn log(&self, id: TaskId) -> Vec<LogRow> {
         let (mut rows, mut after) = (Vec::<LogRow>::new(), 0);
         loop {
-            let page = self.store.log(id, after).await.expect("the store answers");
+            let page = self.store.log(id, after, LOG_PAGE).await.expect("the store answers");
             let last = page.last().map_or(0, LogRow::last_seq);
             rows.extend(page);
             if last <= after {

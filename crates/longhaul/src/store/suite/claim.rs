@@ -32,6 +32,20 @@ async fn a_lease_carries_what_a_run_needs(bed: Bed) {
     assert!(matches!(&records[0], Record::Input(input) if input.get() == r#""in""#));
 }
 
+async fn a_lease_says_since_when_its_task_stood_in_line(bed: Bed) {
+    let id = bed.submit(NewTask::new("h", &1)).await;
+    let created = bed.task(id).await.created_at.as_microsecond();
+    bed.advance(10);
+    let lease = bed.claim_one().await;
+    assert_eq!(lease.in_line_since, Some(created));
+    bed.end(&lease, retry(20)).await;
+    assert_eq!(bed.pass(30).await.due, 1);
+    let its_time_came = bed.task(id).await.updated_at.as_microsecond();
+    bed.advance(10);
+    assert_eq!(bed.claim_one().await.in_line_since, Some(its_time_came));
+    assert!(its_time_came >= created + 40_000_000);
+}
+
 async fn a_short_log_comes_whole_with_the_lease_and_of_a_long_one_the_first_row(bed: Bed) {
     let lease = bed.running().await;
     bed.commit(write(&lease, 1).step("one")).await.expect("written");
@@ -267,6 +281,7 @@ async fn with_one_handler_many_suspects_in_front_do_not_block_what_comes_after_t
 
 on_every_store![
     a_lease_carries_what_a_run_needs,
+    a_lease_says_since_when_its_task_stood_in_line,
     a_short_log_comes_whole_with_the_lease_and_of_a_long_one_the_first_row,
     tasks_of_equal_priority_are_claimed_in_the_order_of_their_creation,
     a_hotfix_passes_everything_that_waits,

@@ -133,7 +133,7 @@ async fn nasty_queues_and_tenants_are_exact(bed: Bed) {
     }
     for name in names {
         assert_eq!(bed.queue(name).await.pending, 2, "{name}");
-        let theirs = bed.store.list(name, &Filter::default()).await.expect("the store answers");
+        let theirs = bed.store.list(name, &Filter::default()).await.expect("the store answers").tasks;
         assert!(theirs.len() == 2 && theirs.iter().all(|task| task.queue == name), "{name}");
         let leases = bed.claim_as(&Claim { queues: vec![name.to_owned()], ..bed.ask(10) }).await.leases;
         assert_eq!(leases.len(), 1, "{name}: one of the tenant may run");
@@ -151,7 +151,7 @@ async fn questions_with_nul_in_them_find_nothing(bed: Bed) {
     ] {
         assert!(bed.list(filter).await.is_empty());
     }
-    assert!(bed.store.list("default\0", &Filter::default()).await.expect("the store answers").is_empty());
+    assert!(bed.store.list("default\0", &Filter::default()).await.expect("the store answers").tasks.is_empty());
     assert!(bed.store.task("default\0", id).await.expect("the store answers").is_none());
     let ask = Claim { queues: vec!["default\0".into()], handlers: vec!["h\0".into()], ..bed.ask(1) };
     assert!(bed.claim_as(&ask).await.leases.is_empty());

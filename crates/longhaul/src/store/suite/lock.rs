@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::bed::{Bed, LEASE, completed, failed, secs, suspended, write};
 use crate::record::Record;
 use crate::store::locks::{LOOK, Link, News};
-use crate::store::{Action, CommitRefused, Lease, LockAction, LockChange, Locked, Outcome, Settings};
+use crate::store::{Action, CommitRefused, LOG_PAGE, Lease, LockAction, LockChange, Locked, Outcome, Settings};
 use crate::task::{NewTask, Phase, State, TaskId};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -132,7 +132,7 @@ async fn other_names_and_other_tenants_are_other_locks(bed: Bed) {
     for lease in [&one, &two] {
         token(&bed, lease).await;
     }
-    let log = bed.store.log(foreign.task, 0).await.expect("the store answers");
+    let log = bed.store.log(foreign.task, 0, LOG_PAGE).await.expect("the store answers");
     assert!(log.iter().any(|row| row.events.contains("lock.acquired")));
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::bed::{Bed, completed, done, raw, write};
 use crate::record::Record;
 use crate::state::StatePatch;
-use crate::store::Action;
+use crate::store::{Action, LOG_PAGE};
 use crate::task::TaskId;
 
 async fn numbers_are_gapless_while_a_run_and_others_write_at_once(bed: Bed) {
@@ -50,7 +50,7 @@ async fn who_comes_back_with_a_number_gets_exactly_the_rest(bed: Bed) {
     bed.commit(write(&lease, 1).event("a").event("b").event("c")).await.expect("written");
     bed.commit(write(&lease, 2).outcome(completed())).await.expect("written");
     for after in 0..=6u64 {
-        let rows = bed.store.log(lease.task, after).await.expect("the store answers");
+        let rows = bed.store.log(lease.task, after, LOG_PAGE).await.expect("the store answers");
         let rest: Vec<u64> = rows
             .iter()
             .flat_map(|row| row.events_of(lease.task))
@@ -60,8 +60,8 @@ async fn who_comes_back_with_a_number_gets_exactly_the_rest(bed: Bed) {
         assert_eq!(rest, (after + 1..=6).collect::<Vec<_>>());
         assert!(rows.iter().all(|row| row.last_seq() > after), "no row that is known already");
     }
-    assert!(bed.store.log(lease.task, u64::MAX).await.expect("the store answers").is_empty());
-    assert!(bed.store.log(TaskId::new(), 0).await.expect("the store answers").is_empty());
+    assert!(bed.store.log(lease.task, u64::MAX, LOG_PAGE).await.expect("the store answers").is_empty());
+    assert!(bed.store.log(TaskId::new(), 0, LOG_PAGE).await.expect("the store answers").is_empty());
 }
 
 async fn a_large_log_comes_in_pieces_and_a_large_row_whole(bed: Bed) {
@@ -74,7 +74,7 @@ async fn a_large_log_comes_in_pieces_and_a_large_row_whole(bed: Bed) {
     }
     let huge = format!("\"{}\"", "y".repeat(3_000_000));
     bed.commit(write(&lease, 5).record(done("huge", &huge)).event("step.completed")).await.expect("written");
-    let first = bed.store.log(lease.task, 0).await.expect("the store answers");
+    let first = bed.store.log(lease.task, 0, LOG_PAGE).await.expect("the store answers");
     let bytes: usize = first.iter().map(|row| row.records.as_ref().map_or(0, String::len)).sum();
     assert!(!first.is_empty() && bytes <= 2_000_000, "about 1 MB at a time, not {bytes}");
     let results: Vec<usize> = bed

@@ -34,7 +34,7 @@ impl Bed {
     async fn made_by(&self, name: &str) -> Vec<Task> {
         let tag = Some(("schedule".to_owned(), name.to_owned()));
         let filter = Filter { tag, oldest_first: true, limit: 1_000, ..Filter::default() };
-        self.store.list("default", &filter).await.expect("the store answers")
+        self.store.list("default", &filter).await.expect("the store answers").tasks
     }
 
     async fn ticks_of(&self, name: &str) -> Vec<Timestamp> {
@@ -369,7 +369,7 @@ async fn a_tenant_neither_sees_nor_touches_anothers_schedules(bed: Bed) {
     bed.store.pause_schedule("acme", "s", false).await.expect("the store answers").expect("there");
     bed.pass(HOUR * 2 + 5).await;
     bed.settle().await;
-    let theirs = bed.store.list("acme", &Filter::default()).await.expect("the store answers");
+    let theirs = bed.store.list("acme", &Filter::default()).await.expect("the store answers").tasks;
     assert_eq!((theirs.len(), theirs[0].tenant.as_str(), theirs[0].state), (1, "acme", State::Pending));
     assert!(bed.store.remove_schedule("acme", "s").await.expect("the store answers"));
     bed.schedule_named("s").await;

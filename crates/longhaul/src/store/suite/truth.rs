@@ -167,7 +167,7 @@ impl Story {
 
     async fn all(&self) -> Vec<Task> {
         let filter = Filter { limit: 1_000, ..Filter::default() };
-        self.bed.store.list("default", &filter).await.expect("the store answers")
+        self.bed.store.list("default", &filter).await.expect("the store answers").tasks
     }
 
     /// Holds what everyone believes against what is.

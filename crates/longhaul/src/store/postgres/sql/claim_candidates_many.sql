@@ -9,7 +9,10 @@ share AS MATERIALIZED (
     FROM (
         SELECT head.queue, head.handler
         FROM now
-        CROSS JOIN unnest($2::text[]) AS q (name)
+        CROSS JOIN (
+            SELECT asked.name FROM unnest($2::text[]) AS asked (name)
+            WHERE NOT EXISTS (SELECT 1 FROM pauses p WHERE p.queue = asked.name)
+        ) AS q
         CROSS JOIN unnest($3::text[]) AS h (name)
         CROSS JOIN LATERAL (
             SELECT t.queue, t.handler, t.rank, t.id
@@ -30,7 +33,7 @@ FROM now
 CROSS JOIN share
 CROSS JOIN LATERAL (
     SELECT t.id, t.rank, t.tenant, t.queue, t.handler, t.concurrency_key, t.attempts, t.max_attempts, t.crashes,
-           t.deadline, t.last_seq, t.phase, t.created_at, t.tags
+           t.deadline, t.last_seq, t.phase, t.created_at, t.trace, t.tags, t.updated_at
     FROM tasks t
     WHERE t.ready AND t.queue = share.queue AND t.handler = share.handler
       AND (t.deadline IS NULL OR t.deadline > now.now OR t.phase = 1)

@@ -18,7 +18,8 @@ SELECT names.name,
             WHERE t.ready AND t.queue = names.name AND t.handler = h.name
             ORDER BY t.rank, t.id
             LIMIT 1
-        ) AS head) AS oldest
-FROM (SELECT name FROM queues UNION SELECT queue FROM pending) AS names
+        ) AS head) AS oldest,
+       EXISTS (SELECT 1 FROM pauses p WHERE p.queue = names.name) AS paused
+FROM (SELECT name FROM queues UNION SELECT queue FROM pending UNION SELECT queue FROM pauses) AS names
 LEFT JOIN queues q ON q.name = names.name
 ORDER BY names.name

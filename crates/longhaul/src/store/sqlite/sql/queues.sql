@@ -9,7 +9,8 @@ SELECT names.name,
                     WHERE ready = 1 AND queue = names.name AND handler = h.name
                     ORDER BY rank, id
                     LIMIT 1))
-        FROM handlers h)
-FROM (SELECT name FROM queues UNION SELECT queue FROM depths) names
+        FROM handlers h),
+       EXISTS (SELECT 1 FROM pauses WHERE pauses.queue = names.name)
+FROM (SELECT name FROM queues UNION SELECT queue FROM depths UNION SELECT queue FROM pauses) names
 LEFT JOIN queues q ON q.name = names.name
 ORDER BY names.name

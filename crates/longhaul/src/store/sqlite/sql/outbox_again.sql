@@ -1,0 +1,9 @@
+-- What is to be sent again by request, to where its destination is now, or else was then.
+SELECT d.task, d.destination, d.tenant,
+       coalesce((SELECT e.webhook FROM endpoints e WHERE e.tenant = d.tenant AND 'endpoint:' || e.name = d.destination),
+                d.webhook),
+       d.seq, d.attempts, d.first_at, d.id
+FROM deliveries d
+WHERE d.again = 1 AND d.next_at <= ?1
+ORDER BY d.next_at
+LIMIT ?2

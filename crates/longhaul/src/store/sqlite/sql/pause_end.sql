@@ -1,0 +1,1 @@
+DELETE FROM pauses WHERE queue = ?1
