@@ -1,0 +1,192 @@
+//! The two-way channel of one task: its events down, what people want of it up.
+
+use axum::extract::State;
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
+use longhaul::{Event, Events, Role, TaskId};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::auth::{Anyone, Caller};
+use crate::body::{OfTask, Params, parse};
+use crate::problem::Problem;
+use crate::routes::Commands;
+use crate::state::App;
+
+/// The largest message that is taken.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024 + 64 * 1024;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(channel))
+}
+
+#[derive(Deserialize, IntoParams)]
+struct ChannelParams {
+    /// The number of the last event seen.
+    #[param(minimum = 0)]
+    after: Option<u64>,
+    /// A stream token, for browsers; with one, nothing may be sent.
+    #[allow(dead_code, reason = "read where it is found out who asks")]
+    access_token: Option<String>,
+}
+
+/// A WebSocket with the task's events down and commands up: `cancel`, `answer`, `approve`, `deny`, `priority`, `message`, `patch`.
+#[utoipa::path(get, path = "/v1/tasks/{id}/ws", tag = "streams",
+    params(("id" = String, Path, description = "The task's id"), ChannelParams),
+    responses((status = 101, description = "The channel is open")))]
+async fn channel(
+    State(app): State<App>,
+    Anyone(caller): Anyone,
+    OfTask(id, ()): OfTask,
+    headers: HeaderMap,
+    Params(params): Params<ChannelParams>,
+    upgrade: Result<WebSocketUpgrade, axum::extract::ws::rejection::WebSocketUpgradeRejection>,
+) -> Result<Response, Problem> {
+    let upgrade = upgrade.map_err(|error| Problem::new("invalid_parameter", error.body_text()))?;
+    own_origin(&app, &headers)?;
+    caller.may_follow(id)?;
+    let events = caller.client.events(id, params.after.unwrap_or(0)).await?;
+    let upgrade = upgrade.max_message_size(MAX_MESSAGE_BYTES).max_frame_size(MAX_MESSAGE_BYTES);
+    // The browser offers its token as a protocol or in the query; nothing of that is a protocol of ours.
+    Ok(upgrade.on_upgrade(move |socket| async move {
+        let _reader = app.metrics().ws_reader();
+        Channel { app, caller, task: id, events, ended: false }.run(socket).await;
+    }))
+}
+
+/// A page of another origin may open a WebSocket to any server its browser reaches: the browser only says who asks.
+fn own_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else { return Ok(()) };
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes).unwrap_or_default();
+    let same =
+        origin.split_once("://").is_some_and(|(_, authority)| authority.as_bytes().eq_ignore_ascii_case(host));
+    let allowed = app.settings().cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin);
+    (same || allowed).then_some(()).ok_or_else(|| {
+        Problem::new("forbidden", "this page's origin may not open a channel; [server] cors_origins can allow it")
+    })
+}
+
+struct Channel {
+    app: App,
+    caller: Caller,
+    task: TaskId,
+    events: Events,
+    /// The final event was given; what can be asked of a task that has ended still may be.
+    ended: bool,
+}
+
+impl Channel {
+    async fn run(mut self, mut socket: WebSocket) {
+        let mut heartbeat = tokio::time::interval(self.app.settings().heartbeat);
+        heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let stopping = self.app.stopping().clone();
+        let close = loop {
+            let sent = tokio::select! {
+                event = self.events.next(), if !self.ended => match event {
+                    Ok(Some(event)) => {
+                        self.ended = event.is_final();
+                        socket.send(down(&event)).await
+                    }
+                    Ok(None) => {
+                        self.ended = true;
+                        break close(close_code::NORMAL, "the task has ended");
+                    }
+                    Err(_) => break close(close_code::AGAIN, "the store does not answer; resume with ?after="),
+                },
+                message = socket.recv() => match message {
+                    Some(Ok(Message::Text(text))) => socket.send(self.obey(text.as_bytes()).await).await,
+                    Some(Ok(Message::Binary(_))) => break close(close_code::UNSUPPORTED, "send text"),
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                },
+                _ = heartbeat.tick() => socket.send(Message::Ping(Default::default())).await,
+                () = stopping.cancelled() => break close(close_code::RESTART, "the server is stopping; connect again"),
+            };
+            if sent.is_err() {
+                return;
+            }
+            if self.ended {
+                break close(close_code::NORMAL, "the task has ended");
+            }
+        };
+        // The reader may be gone already.
+        let _ = socket.send(close).await;
+    }
+
+    /// Does what a message asks, and says what came of it.
+    async fn obey(&self, text: &[u8]) -> Message {
+        let command: Result<Up, Problem> = parse(text);
+        let (reference, done) = match command {
+            Ok(command) => (command.reference.clone(), self.command(command).await),
+            Err(problem) => (None, Err(problem)),
+        };
+        let error = done.err().map(|problem| problem.to_json());
+        let ack = json!({"type": "ack", "ref": reference, "ok": error.is_none(), "error": error});
+        Message::Text(ack.to_string().into())
+    }
+
+    async fn command(&self, up: Up) -> Result<(), Problem> {
+        self.caller.has(Role::Operator)?;
+        let commands = Commands { client: &self.caller.client, task: self.task };
+        let word = |name: &str| up.body.get(name).and_then(Value::as_str);
+        let body = |names: &[&str]| {
+            // What names the thing is in the path of an HTTP request; here it stands beside the body.
+            let body: Map<String, Value> = up
+                .body
+                .iter()
+                .filter(|(name, _)| !names.contains(&name.as_str()))
+                .map(|(n, v)| (n.clone(), v.clone()))
+                .collect();
+            serde_json::to_vec(&body).map_err(|_| Problem::new("invalid_json", "the message cannot be read"))
+        };
+        match up.kind.as_str() {
+            "cancel" => commands.cancel(&body(&[])?).await,
+            "priority" => commands.priority(&body(&[])?).await,
+            "message" => commands.message(&body(&[])?).await,
+            "answer" => commands.answer(word("id").or(word("question_id")), &body(&["id", "question_id"])?).await,
+            "approve" | "deny" => {
+                let approval = word("id").or(word("approval_id"));
+                commands.approval(approval, up.kind == "approve", word("reason"), word("digest")).await
+            }
+            "patch" => {
+                let version = up.body.get("version").and_then(Value::as_u64);
+                let patch = match up.body.get("patch") {
+                    Some(patch) => patch.to_string().into_bytes(),
+                    None => body(&["version"])?,
+                };
+                commands.patch(&patch, version).await.map(drop)
+            }
+            other => Err(Problem::field(
+                "type",
+                format!(
+                    "is '{}'; it must be cancel, answer, approve, deny, priority, message or patch",
+                    other.escape_debug()
+                ),
+            )),
+        }
+    }
+}
+
+/// A message from the client.
+#[derive(Deserialize)]
+struct Up {
+    #[serde(rename = "type")]
+    kind: String,
+    /// Comes back with the acknowledgement.
+    #[serde(rename = "ref")]
+    reference: Option<Value>,
+    #[serde(flatten)]
+    body: Map<String, Value>,
+}
+
+fn down(event: &Event) -> Message {
+    Message::Text(json!({"type": "event", "event": event}).to_string().into())
+}
+
+fn close(code: u16, reason: &'static str) -> Message {
+    Message::Close(Some(CloseFrame { code, reason: Utf8Bytes::from_static(reason) }))
+}
