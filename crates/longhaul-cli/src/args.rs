@@ -5,9 +5,19 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+pub(crate) mod admin;
+pub(crate) mod client;
+
+use admin::{BackupArgs, CompletionsArgs, DoctorArgs, ManArgs, TokenArgs, WebhooksArgs};
+use client::{
+    AnswerArgs, ArtifactArgs, CancelArgs, DecideArgs, DecisionArgs, EventsArgs, ForkArgs, ListArgs, MessageArgs,
+    PriorityArgs, PsArgs, QueuesArgs, SchedulesArgs, SignalArgs, StateArgs, SubmitArgs, TaskArgs, UndoArgs,
+    WaitArgs, WatchArgs,
+};
+
 /// Runs AI-agent tasks that outlive the process that runs them.
 #[derive(Parser, Debug)]
-#[command(name = "longhaul", version, about, propagate_version = true)]
+#[command(name = "longhaul", version, about, propagate_version = true, after_help = crate::exit::HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -15,6 +25,145 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// Submit a task; prints its id.
+    #[command(after_help = "\
+Examples:
+  longhaul submit devops 'Disk is full on web-1' --follow      show what it does until it has ended
+  longhaul submit deploy_app '{\"app\": \"shop\"}' --wait        print the result
+  longhaul submit deploy_app @shop.json --key release-42       twice is once
+  git log -1 | longhaul submit reviewer - --priority 9 --timeout 10m
+  ID=$(longhaul submit report '{}' --run-at 2h --tag team=sales)
+
+INPUT is JSON if it can be read as JSON, else a text.")]
+    Submit(Box<SubmitArgs>),
+    /// List tasks, newest first.
+    #[command(after_help = "\
+Examples:
+  longhaul ps --state waiting
+  longhaul ps --handler devops --tag team=payments --all
+  longhaul ps --q web-1 --json | jq -r '.tasks[].id'")]
+    Ps(PsArgs),
+    /// Show a task.
+    Show(TaskArgs),
+    /// Follow a task until it has ended; a server that restarts meanwhile is waited for.
+    #[command(after_help = "\
+Examples:
+  longhaul watch 0198f0c2-…                a live view on a terminal
+  longhaul watch 0198f0c2-… | tee log      a line for each event
+  longhaul watch 0198f0c2-… --json         each event as JSON
+
+Exit code 0 when it completed, 1 when it failed or was cancelled. Ctrl-C ends the watching, not the task.")]
+    Watch(WatchArgs),
+    /// Wait until a task has ended and print its result.
+    #[command(after_help = "\
+Examples:
+  longhaul wait 0198f0c2-…
+  longhaul wait 0198f0c2-… --timeout 10m || echo \"exit code $?\"
+
+Exit code 0 when it completed, 1 when it failed or was cancelled, 5 when it has not ended in time.")]
+    Wait(WaitArgs),
+    /// Say in one sentence what a task waits for, and what would change that.
+    Why(TaskArgs),
+    /// End a task; with --undo, take back what it did.
+    Cancel(CancelArgs),
+    /// Open a failed or cancelled task again: what was done stays, what failed is tried again.
+    Resume(TaskArgs),
+    /// Take back what an ended task did, last step first; prints the id of the task that does it.
+    Undo(UndoArgs),
+    /// Submit a new task that shares the beginning of one that has ended; prints its id.
+    #[command(after_help = "\
+Example:
+  longhaul fork 0198f0c2-… --from-step deploy --input '{\"app\": \"shop\", \"size\": 2}'
+
+'longhaul steps ID' names the steps.")]
+    Fork(ForkArgs),
+    /// List what waits for a person's approval.
+    Approvals(ListArgs),
+    /// Approve what a task asks for.
+    #[command(after_help = "\
+Examples:
+  longhaul approvals
+  longhaul approve 0198f0c2-… --reason 'checked with Ann'")]
+    Approve(DecisionArgs),
+    /// Deny what a task asks for.
+    Deny(DecisionArgs),
+    /// Answer a task's question.
+    Answer(AnswerArgs),
+    /// Tell a task something it did not ask for.
+    Message(MessageArgs),
+    /// Send a task a signal that it waits for.
+    Signal(SignalArgs),
+    /// Say what became of a step whose outcome nobody knows.
+    #[command(after_help = "\
+Examples:
+  longhaul decide 0198f0c2-… charge_card retry
+  longhaul decide 0198f0c2-… charge_card done --result '{\"charge\": \"ch_42\"}' --reason 'it is in the books'")]
+    Decide(DecideArgs),
+    /// Show or change the state of an agent's task.
+    #[command(after_help = "\
+Examples:
+  longhaul state 0198f0c2-…
+  longhaul state 0198f0c2-… --patch '{\"add_facts\": [{\"key\": \"region\", \"value\": \"eu\", \"source\": \"me\"}]}'
+
+A change that someone else made in between is not overwritten: exit code 2, look again and repeat.")]
+    State(StateArgs),
+    /// List the steps of a task.
+    Steps(TaskArgs),
+    /// Print the history of a task.
+    #[command(after_help = "\
+Examples:
+  longhaul events 0198f0c2-…
+  longhaul events 0198f0c2-… -f --after 120 --json | jq -r .type")]
+    Events(EventsArgs),
+    /// List the artifacts of a task.
+    Artifacts(TaskArgs),
+    /// Print an artifact, or write it to a file.
+    Artifact(ArtifactArgs),
+    /// Change how urgent a task is.
+    Priority(PriorityArgs),
+    /// Remove a task that has ended, with its history.
+    Delete(TaskArgs),
+    /// Everything that is stored of a task, as JSON.
+    Export(TaskArgs),
+    /// List the queues; pause and resume them.
+    #[command(after_help = "\
+Examples:
+  longhaul queues
+  longhaul queues pause default")]
+    Queues(QueuesArgs),
+    /// List the workers.
+    Workers(ListArgs),
+    /// Tasks that are submitted again and again.
+    Schedules(SchedulesArgs),
+    /// What is sent to other systems, and to which.
+    Webhooks(WebhooksArgs),
+    /// Tokens for the server. Uses the store itself, so that the first one can be made.
+    Token(TokenArgs),
+    /// Copy the store to a file, while it is in use.
+    #[command(after_help = "\
+Examples:
+  longhaul backup longhaul-$(date +%F).db
+  longhaul backup longhaul.dump --store postgres://me@db/longhaul
+
+A SQLite store becomes a SQLite file that can be used as a store; of PostgreSQL a dump is made that
+pg_restore reads. An existing file is not overwritten.")]
+    Backup(BackupArgs),
+    /// What is configured and from where, what is reachable, what is wrong and what to do about it.
+    Doctor(DoctorArgs),
+    /// Print a configuration file with every key, its default and what it means.
+    #[command(after_help = "\
+Example:
+  longhaul config > longhaul.toml")]
+    Config,
+    /// Print completions for a shell.
+    #[command(after_help = "\
+Examples:
+  longhaul completions bash > ~/.local/share/bash-completion/completions/longhaul
+  longhaul completions zsh > ~/.zfunc/_longhaul
+  longhaul completions fish > ~/.config/fish/completions/longhaul.fish")]
+    Completions(CompletionsArgs),
+    /// Print the man page, or write all of them to a folder.
+    Man(ManArgs),
     /// Measure this machine: the storage's own limit, and what the engine makes of it.
     #[command(after_help = "\
 Examples:
@@ -35,6 +184,21 @@ Examples:
 Exit code 1 when anything is wrong. Commands are looked for as a worker would look for them on this
 machine, with this PATH.")]
     Check(CheckArgs),
+    /// Start a server and workers in one process, until SIGTERM or Ctrl-C.
+    #[command(after_help = "\
+Examples:
+  longhaul up --manifests examples/sagas
+  longhaul up --store postgres://me@db/longhaul --listen 0.0.0.0:7171 --workers 32
+  longhaul submit deploy_app '{\"app\": \"shop\"}' --follow        in another terminal
+
+Beyond loopback every request needs a token ('longhaul token create'). Nothing is started when a manifest
+is wrong; 'longhaul check' says what is.")]
+    Up(NodeArgs),
+    /// Start a server without workers.
+    #[command(after_help = "\
+Example:
+  longhaul serve --store postgres://me@db/longhaul --listen 0.0.0.0:7171")]
+    Serve(NodeArgs),
     /// Run the handlers of a folder of manifests, until SIGTERM or Ctrl-C; then what runs is finished
     /// or handed back.
     #[command(after_help = "\
@@ -43,9 +207,7 @@ Examples:
   longhaul worker --manifests sagas --store postgres://me@db/longhaul --queues default,urgent
 
 Nothing is started when a manifest is wrong; 'longhaul check' says what is.")]
-    Worker(WorkerArgs),
-    /// The same in this version: a server will be part of it.
-    Up(WorkerArgs),
+    Worker(NodeArgs),
     /// A worker with the handlers of `bench` and of the crash tests.
     #[command(hide = true)]
     BenchWorker(BenchWorkerArgs),
@@ -71,6 +233,9 @@ pub(crate) struct BenchArgs {
     /// depend on them.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) backlog: usize,
+    /// How often each client's connection is cut off at a random byte and resumed (scenario sse).
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) reconnects: usize,
     /// One line of JSON on stdout.
     #[arg(long)]
     pub(crate) json: bool,
@@ -91,6 +256,10 @@ pub(crate) enum Scenario {
     /// What suspended tasks cost: memory and processor while they wait, the time to wake one, and
     /// the rate when all are woken.
     Waiting,
+    /// Submits over HTTP per second, on 64 connections, each answered when it is on disk.
+    Http,
+    /// Clients that each follow a task to its end over SSE, ten to a task; events per second.
+    Sse,
     /// Kill a worker process with its tasks running; time to the last one done.
     Resume,
 }
@@ -104,6 +273,8 @@ impl Scenario {
             Self::Latency => "latency",
             Self::Steps => "steps",
             Self::Waiting => "waiting",
+            Self::Http => "http",
+            Self::Sse => "sse",
             Self::Resume => "resume",
         }
     }
@@ -119,26 +290,30 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
+/// What is not given is taken from the environment, then from longhaul.toml; 'longhaul doctor' shows both.
 #[derive(clap::Args, Debug)]
-pub(crate) struct WorkerArgs {
+pub(crate) struct NodeArgs {
     /// sqlite:PATH, postgres://… or memory: [default: a SQLite file in the user's data folder]
-    #[arg(long, env = "LONGHAUL_STORE", value_name = "URL")]
+    #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
+    /// The address to answer on [default: 127.0.0.1:7171]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: Option<String>,
     /// The folder that has the manifests (*.toml).
-    #[arg(long, env = "LONGHAUL_MANIFESTS", value_name = "DIR")]
-    pub(crate) manifests: PathBuf,
-    /// How many tasks run at once.
-    #[arg(long, default_value_t = 16, value_name = "N")]
-    pub(crate) workers: usize,
-    /// The queues to take tasks from.
-    #[arg(long, value_delimiter = ',', default_value = "default", value_name = "A,B")]
-    pub(crate) queues: Vec<String>,
-    /// How long, in seconds, a task is held without a sign of life.
-    #[arg(long, value_parser = seconds, default_value = "15", hide = true)]
-    pub(crate) lease: Duration,
-    /// How long, in seconds, running tasks have to finish after SIGTERM.
-    #[arg(long, value_parser = seconds, default_value = "30", value_name = "SECONDS")]
-    pub(crate) drain: Duration,
+    #[arg(long, value_name = "DIR")]
+    pub(crate) manifests: Option<String>,
+    /// How many tasks run at once [default: 16]
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<String>,
+    /// The queues to take tasks from [default: default]
+    #[arg(long, value_name = "A,B")]
+    pub(crate) queues: Option<String>,
+    /// How long a task is held without a sign of life [default: 15s]
+    #[arg(long, value_name = "TIME", hide = true)]
+    pub(crate) lease: Option<String>,
+    /// How long running tasks have to finish after SIGTERM [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) drain: Option<String>,
 }
 
 #[derive(clap::Args, Debug)]

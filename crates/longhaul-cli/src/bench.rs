@@ -3,6 +3,7 @@
 //! Each scenario is a function that gives a [`Measured`]; what is around it (a store of its own,
 //! the storage's floor beside it, the output) is here.
 
+mod http;
 mod scenarios;
 mod store;
 
@@ -32,6 +33,8 @@ pub(crate) struct Measured {
     commits_per_second: Option<f64>,
     /// Only for `waiting`: while everything waits.
     waiting: Option<WhileWaiting>,
+    /// Only for `sse`.
+    streams: Option<Streams>,
 }
 
 /// What tasks cost that only wait.
@@ -39,6 +42,13 @@ pub(crate) struct Measured {
 pub(crate) struct WhileWaiting {
     rss_mb: f64,
     cpu_percent: f64,
+}
+
+/// What readers of streams cost and were told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streams {
+    per_client_kb: f64,
+    events: usize,
 }
 
 /// The output; its names are relied on by others.
@@ -57,6 +67,10 @@ struct Report {
     idle_rss_mb: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_percent: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kb_per_client: Option<f64>,
     errors: usize,
     floor: f64,
 }
@@ -89,6 +103,8 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         Scenario::Latency => scenarios::latency(&client, args, &progress).await?,
         Scenario::Steps => scenarios::steps(&client, args, &progress).await?,
         Scenario::Waiting => scenarios::waiting(&client, args, &progress).await?,
+        Scenario::Http => http::submit(&client, args, &progress).await?,
+        Scenario::Sse => http::follow(&client, store.url(), args, &progress).await?,
         Scenario::Resume => scenarios::resume(&client, store.url(), args, &progress).await?,
     };
     progress.done();
@@ -109,6 +125,8 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         rss_mb: round(rss_mb, 1),
         idle_rss_mb: round(idle_rss_mb, 1),
         cpu_percent: measured.waiting.map(|waiting| round(waiting.cpu_percent, 2)),
+        events: measured.streams.map(|streams| streams.events),
+        kb_per_client: measured.streams.map(|streams| round(streams.per_client_kb, 1)),
         errors: measured.errors,
         floor: round(floor, 0),
     })
@@ -125,6 +143,9 @@ fn print(report: &Report) {
     }
     if let Some(cpu) = report.cpu_percent {
         println!("  {cpu:.2} % of a core while all of them wait");
+    }
+    if let (Some(events), Some(kb)) = (report.events, report.kb_per_client) {
+        println!("  {events} events told, {kb:.1} KB of the server's memory per client that waits");
     }
     println!("  floor of the storage: {:.0} rows/s", report.floor);
     println!("  memory: {:.1} MB, {:.1} MB idle before", report.rss_mb, report.idle_rss_mb);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::BenchWorkerArgs;
 use crate::exit::Failure;
-use crate::worker::run_until_told;
+use crate::node::run_until_told;
 
 /// Does nothing, durably.
 pub(crate) async fn noop(_run: Run, _input: ()) -> Result<(), TaskError> {

@@ -147,18 +147,36 @@ async fn a_manifests_saga_ends_the_same_wherever_its_worker_is_killed_on_postgre
     }
 }
 
-/// Tasks that race a timer against a signal and join steps with a wait, while workers are killed.
+/// Tasks that race a timer against a signal and join steps with a wait, while workers are killed, until a
+/// thousand rounds were replayed.
 async fn races_and_joins_while_workers_are_killed(bed: Bed) {
     const TASKS: usize = 60;
     const ROUNDS: u32 = 6;
-    let tasks = (0..TASKS).map(|_| NewTask::new("branches", &ROUNDS)).collect();
-    let accepted = bed.client.submit_many(tasks).await.expect("the store answers");
-    let ids: Vec<TaskId> = accepted.into_iter().map(|answer| answer.expect("accepted").id).collect();
-    let mut worker = bed.worker(TASKS, 0.6);
-    let (began, mut kills) = (Instant::now(), 0);
-    while bed.count(State::Completed).await < TASKS {
+    let mut ids: Vec<TaskId> = Vec::new();
+    let began = Instant::now();
+    let mut told = Rounds::default();
+    while told.replayed() < 1_000 {
+        let tasks = (0..TASKS).map(|_| NewTask::new("branches", &ROUNDS)).collect();
+        let accepted = bed.client.submit_many(tasks).await.expect("the store answers");
+        ids.extend(accepted.into_iter().map(|answer| answer.expect("accepted").id));
+        kill_workers_until_all_are_done(&bed, &ids, began).await;
+        told = Rounds::of(&bed.ledger());
+    }
+    assert_eq!(told.said.len(), ids.len() * ROUNDS as usize * 2, "every round was told");
+    for (round, told) in &told.said {
+        assert_eq!(told.len(), 1, "{round} went differently in a replay: {told:?}");
+    }
+    let branches = |kind: &str| told.said.values().flatten().filter(|told| told.starts_with(kind)).count();
+    assert!(branches("timer") > 10 && branches("signal") > 10, "both branches were taken");
+    bed.check_histories(&ids).await;
+}
+
+async fn kill_workers_until_all_are_done(bed: &Bed, ids: &[TaskId], began: Instant) {
+    let mut worker = bed.worker(ids.len(), 0.6);
+    let mut kills = 0;
+    while bed.count(State::Completed).await < ids.len() {
         assert!(began.elapsed() < PATIENCE, "{} done after {kills} kills", bed.count(State::Completed).await);
-        for &id in &ids {
+        for &id in ids {
             if rand::random_ratio(1, 12) {
                 // Refused once the task has ended.
                 let _ = bed.client.signal(id, "go", &rand::random::<u32>()).await;
@@ -167,32 +185,40 @@ async fn races_and_joins_while_workers_are_killed(bed: Bed) {
         tokio::time::sleep(Duration::from_millis(rand::random_range(20..400))).await;
         if kills < 12 {
             worker.kill();
-            worker = bed.worker(TASKS, 0.6);
+            worker = bed.worker(ids.len(), 0.6);
             kills += 1;
         }
     }
-    let mut said: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let mut lines = 0;
-    for line in bed.ledger().lines() {
-        let mut words = line.splitn(4, ' ');
-        let (Some(what), Some(id), Some(round), Some(rest)) =
-            (words.next(), words.next(), words.next(), words.next())
-        else {
-            continue;
-        };
-        if matches!(what, "race" | "joined") {
-            said.entry(format!("{what} {id} {round}")).or_default().insert(rest.to_owned());
-            lines += 1;
+}
+
+/// What the tasks said of each round, and how often.
+#[derive(Default)]
+struct Rounds {
+    said: BTreeMap<String, BTreeSet<String>>,
+    lines: usize,
+}
+
+impl Rounds {
+    fn of(ledger: &common::Ledger) -> Self {
+        let mut rounds = Self::default();
+        for line in ledger.lines() {
+            let mut words = line.splitn(4, ' ');
+            let (Some(what), Some(id), Some(round), Some(rest)) =
+                (words.next(), words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            if matches!(what, "race" | "joined") {
+                rounds.said.entry(format!("{what} {id} {round}")).or_default().insert(rest.to_owned());
+                rounds.lines += 1;
+            }
         }
+        rounds
     }
-    assert_eq!(said.len(), TASKS * ROUNDS as usize * 2, "every round was told");
-    for (round, told) in &said {
-        assert_eq!(told.len(), 1, "{round} went differently in a replay: {told:?}");
+
+    fn replayed(&self) -> usize {
+        self.lines - self.said.len()
     }
-    let branches = |kind: &str| said.values().flatten().filter(|told| told.starts_with(kind)).count();
-    assert!(branches("timer") > 10 && branches("signal") > 10, "both branches were taken");
-    assert!(lines - said.len() >= 1_000, "only {} rounds were replayed", lines - said.len());
-    bed.check_histories(&ids).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

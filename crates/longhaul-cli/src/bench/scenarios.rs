@@ -16,7 +16,7 @@ use crate::bench_worker::{LedgerInput, noop, steps as ten_steps};
 use crate::exit::Failure;
 
 /// Callers of `submit`.
-const CALLERS: usize = 64;
+pub(super) const CALLERS: usize = 64;
 /// Tasks of `steps` that run at once.
 const AT_ONCE: usize = 128;
 const STEPS: usize = 10;
@@ -71,7 +71,7 @@ pub(super) async fn submit(client: &Client, args: &BenchArgs, progress: &Progres
     Ok(Measured { tasks, seconds, per_second: tasks as f64 / seconds, errors, ..percentiles(times) })
 }
 
-fn take_one(left: &AtomicUsize) -> bool {
+pub(super) fn take_one(left: &AtomicUsize) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
@@ -351,7 +351,7 @@ fn spawn_worker(store: &str, ledger: &std::path::Path, slots: usize) -> Result<C
 }
 
 /// Lets any number of tasks in, for handlers that no worker has yet.
-async fn open_gates(client: &Client, handlers: &[&str]) -> Result<(), Failure> {
+pub(super) async fn open_gates(client: &Client, handlers: &[&str]) -> Result<(), Failure> {
     let queue = QueueSettings { max_pending: u64::from(u32::MAX), ..QueueSettings::default() };
     let queues = BTreeMap::from([("default".to_owned(), queue)]);
     client.configure(&Settings { queues, ..Settings::default() }).await?;
@@ -380,7 +380,7 @@ async fn fill(
     Ok(())
 }
 
-fn percentiles(mut times: Vec<Duration>) -> Measured {
+pub(super) fn percentiles(mut times: Vec<Duration>) -> Measured {
     times.sort_unstable();
     let at = |share: f64| {
         let index = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));

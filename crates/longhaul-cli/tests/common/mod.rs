@@ -133,8 +133,9 @@ impl Bed {
     }
 
     /// Each task's events are numbered 1..n, its runs have strictly growing fences, and it has
-    /// one final event, the last.
-    pub async fn check_histories(&self, tasks: &[TaskId]) {
+    /// one final event, the last. Gives how many runs there were.
+    pub async fn check_histories(&self, tasks: &[TaskId]) -> usize {
+        let mut runs = 0;
         for &id in tasks {
             let mut events = self.client.events(id, 0).await.expect("the task is there");
             let (mut next, mut fence, mut finals) = (1, 0, 0);
@@ -144,6 +145,7 @@ impl Bed {
                 if event.kind == "task.started" {
                     assert!(event.run > fence, "task {id}: fence {} after {fence}", event.run);
                     fence = event.run;
+                    runs += 1;
                 } else if event.run != 0 {
                     assert_eq!(event.run, fence, "task {id}: an event of a run that lost its lease");
                 }
@@ -151,6 +153,7 @@ impl Bed {
             }
             assert_eq!(finals, 1, "task {id}: one final event");
         }
+        runs
     }
 }
 

@@ -1,0 +1,250 @@
+//! `longhaul up`, `serve` and `worker`: one process that answers requests, runs tasks, or both.
+//!
+//! Told to stop (SIGTERM, Ctrl-C), it takes no more requests and tasks, finishes what is under way or hands it
+//! back, and ends.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use longhaul::outbox::{IpRange, WebhookSecret};
+use longhaul::{Client, Outbox, OutboxHandle, OutboxSettings, Webhook, Worker};
+use longhaul_agent::{Manifest, load, saga};
+use longhaul_server::{App, Rate, ServerSettings, serve};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::args::{Command, NodeArgs};
+use crate::config::{Config, Flags, LogForm};
+use crate::exit::Failure;
+use crate::notify;
+use crate::telemetry::{Form, TelemetrySettings};
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Both.
+    Up,
+    /// Answers requests.
+    Serve,
+    /// Runs tasks.
+    Worker,
+}
+
+pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
+    let config = configuration(&args)?;
+    let manifests = match (&config.worker.manifests, part) {
+        (_, Part::Serve) => Vec::new(),
+        (Some(folder), _) => manifests(folder)?,
+        (None, Part::Up) => Vec::new(),
+        (None, Part::Worker) => {
+            return Err(Failure::usage("a worker needs something to run: say --manifests DIR"));
+        }
+    };
+    let stop = told_to_stop()?;
+    let server = if part == Part::Worker { None } else { Some(Server::start(&config, stop.clone()).await?) };
+    let client = Client::open(&config.store.url).await?;
+    client.configure(&config.settings()).await?;
+    let outbox = match &server {
+        Some(server) => Some(server.open(&client, &config).await?),
+        None => None,
+    };
+    let idle = part == Part::Up && manifests.is_empty();
+    let address = server.as_ref().map(|server| server.address);
+    let working = async {
+        // Programs that start a server read this line: from now on it does what it is there for.
+        if let Some(address) = address {
+            say(format_args!("listening on http://{address}"));
+        }
+        if idle {
+            say(
+                "longhaul: no manifests, so nothing is run here; say --manifests DIR, or start workers of your own",
+            );
+        }
+        notify::ready();
+        stopped(stop).await;
+    };
+    let worked = match worker(&client, &config, manifests) {
+        Some(worker) => worker.run(working).await,
+        None => {
+            working.await;
+            Ok(())
+        }
+    };
+    if let Some(server) = server {
+        server.end().await;
+    }
+    if let Some(outbox) = outbox {
+        outbox.stop().await;
+    }
+    Ok(worked?)
+}
+
+fn configuration(args: &NodeArgs) -> Result<Config, Failure> {
+    let flags = Flags::default()
+        .set("--store", "store.url", args.store.as_deref())
+        .set("--listen", "server.listen", args.listen.as_deref())
+        .set("--manifests", "worker.manifests", args.manifests.as_deref())
+        .set("--workers", "worker.slots", args.workers.as_deref())
+        .set("--queues", "worker.queues", args.queues.as_deref())
+        .set("--lease", "worker.lease", args.lease.as_deref())
+        .set("--drain", "worker.drain", args.drain.as_deref());
+    Ok(Config::load(flags)?)
+}
+
+/// How a command logs and traces: a process that stays as it is configured, all others as the environment says.
+pub(crate) fn telemetry(command: &Command) -> Result<TelemetrySettings, Failure> {
+    let (Command::Up(args) | Command::Serve(args) | Command::Worker(args)) = command else {
+        return Ok(TelemetrySettings::from_env(|name| std::env::var(name).ok()));
+    };
+    let telemetry = configuration(args)?.telemetry;
+    let form = match telemetry.log {
+        LogForm::Human => Form::Human,
+        LogForm::Json => Form::Json,
+    };
+    let (level, otlp_endpoint, service_name) = (telemetry.level, telemetry.otlp_endpoint, telemetry.service_name);
+    Ok(TelemetrySettings { form, level, otlp_endpoint, service_name })
+}
+
+/// A worker for what the manifests declare; none without any.
+fn worker(client: &Client, config: &Config, manifests: Vec<Manifest>) -> Option<Worker> {
+    if manifests.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = manifests.iter().map(Manifest::name).collect();
+    let settings = &config.worker;
+    tracing::info!(handlers = names.join(", "), queues = settings.queues.join(", "), "working");
+    let worker = Worker::new(client).slots(settings.slots).queues(settings.queues.clone());
+    Some(saga::register(worker.lease(settings.lease).drain(settings.drain), manifests))
+}
+
+/// The server, which lives before its store is open and is not ready until then.
+struct Server {
+    app: App,
+    address: SocketAddr,
+    served: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(config: &Config, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
+        let listen = config.server.listen;
+        if !listen.ip().is_loopback() && config.auth.required == Some(false) {
+            return Err(Failure::usage(format!(
+                "everyone who reaches {listen} could do anything: listen on 127.0.0.1, or remove 'required = false' from [auth]"
+            )));
+        }
+        let listener = TcpListener::bind(listen).await.map_err(|error| {
+            Failure::internal(format!("cannot listen on {listen}: {error}; say another --listen ADDRESS:PORT"))
+        })?;
+        let address = listener.local_addr().map_err(|error| Failure::internal(error.to_string()))?;
+        let app = App::starting(settings(config));
+        let served = tokio::spawn(serve(listener, app.clone(), stopped(stop)));
+        Ok(Self { app, address, served })
+    }
+
+    /// The store is open: from now on the server is ready, and webhooks are delivered.
+    async fn open(&self, client: &Client, config: &Config) -> Result<OutboxHandle, Failure> {
+        let beyond = !self.address.ip().is_loopback();
+        let has_tokens = client.has_tokens().await?;
+        if beyond && !has_tokens {
+            return Err(Failure::usage(format!(
+                "there is no token, so nobody could use a server on {}: make one with 'longhaul token create', or listen on 127.0.0.1",
+                self.address
+            )));
+        }
+        let required = config.auth.required.unwrap_or(beyond || has_tokens);
+        for endpoint in &config.webhook.endpoints {
+            let webhook = Webhook { url: endpoint.url.clone(), events: endpoint.events.clone() };
+            client.for_tenant(&endpoint.tenant).save_endpoint(&endpoint.name, webhook).await?;
+        }
+        let outbox = Outbox::start(client, outbox_settings(config, !beyond)?).await?;
+        self.app.open(client.clone(), required);
+        Ok(outbox)
+    }
+
+    async fn end(self) {
+        // A panic of the server was told on stderr when it happened.
+        let _ = self.served.await;
+    }
+}
+
+fn settings(config: &Config) -> ServerSettings {
+    let rate = |tenant: &crate::config::Tenant| {
+        let per_second = tenant.rate?;
+        let burst = tenant.burst.unwrap_or_else(|| per_second.clamp(1.0, f64::from(u32::MAX)) as u32);
+        Some(Rate { per_second, burst })
+    };
+    ServerSettings {
+        cors_origins: config.server.cors_origins.clone(),
+        hosts: config.server.hosts.clone(),
+        max_body: usize::try_from(config.server.max_body).unwrap_or(usize::MAX),
+        max_connections: config.server.max_connections,
+        request_timeout: config.server.request_timeout,
+        rates: config.tenants.iter().filter_map(|(name, tenant)| Some((name.clone(), rate(tenant)?))).collect(),
+        default_handler: config.server.default_handler.clone(),
+        ..ServerSettings::default()
+    }
+}
+
+fn outbox_settings(config: &Config, allow_loopback: bool) -> Result<OutboxSettings, Failure> {
+    let wrong = |error: longhaul::task::Invalid| Failure::usage(format!("[webhook] {error}"));
+    let secrets: Result<Vec<WebhookSecret>, _> =
+        config.webhook.secrets.iter().map(|secret| secret.expose().parse()).collect();
+    let allow: Result<Vec<IpRange>, _> = config.webhook.allow.iter().map(|range| range.parse()).collect();
+    let (secrets, allow) = (secrets.map_err(wrong)?, allow.map_err(wrong)?);
+    Ok(OutboxSettings { secrets, allow, allow_loopback, ..OutboxSettings::default() })
+}
+
+/// Becomes true with SIGTERM or Ctrl-C; a second one ends the process at once.
+fn told_to_stop() -> Result<watch::Receiver<bool>, Failure> {
+    let deaf = |error: std::io::Error| Failure::internal(format!("cannot hear signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(deaf)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(deaf)?;
+    let (stop, told) = watch::channel(false);
+    tokio::spawn(async move {
+        let mut hear = async || {
+            tokio::select! {
+                _ = terminate.recv() => 143,
+                _ = interrupt.recv() => 130,
+            }
+        };
+        hear().await;
+        notify::stopping();
+        say("longhaul: stopping; once more to stop at once");
+        stop.send_replace(true);
+        std::process::exit(hear().await);
+    });
+    Ok(told)
+}
+
+/// Tells whoever started this. They may be gone: a server goes on without them.
+fn say(what: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
+async fn stopped(mut told: watch::Receiver<bool>) {
+    // The sender lives as long as the process.
+    let _ = told.wait_for(|stop| *stop).await;
+}
+
+/// Runs a worker until it is told to stop, and then lets it drain.
+pub(crate) async fn run_until_told(worker: Worker) -> Result<(), Failure> {
+    worker.run(stopped(told_to_stop()?)).await?;
+    Ok(())
+}
+
+/// The manifests of the folder. None is run when one of them is wrong: a worker that has half of
+/// what it should have is found out late.
+fn manifests(folder: &Path) -> Result<Vec<Manifest>, Failure> {
+    let loaded = load(folder);
+    if loaded.problems.is_empty() {
+        return Ok(loaded.manifests);
+    }
+    for problem in &loaded.problems {
+        eprintln!("{problem}");
+    }
+    let problems = if loaded.problems.len() == 1 { "problem" } else { "problems" };
+    Err(Failure::found(format!("{} {problems} in the manifests; nothing was started", loaded.problems.len())))
+}

@@ -1,0 +1,257 @@
+//! Commands that use the store itself, and those about the program: `token`, `webhooks`, `backup`, `doctor`,
+//! `config`, `completions`, `man`.
+
+mod standin;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use standin::{Reply, StandIn, longhaul, stderr, stdout};
+
+/// A working directory, a data folder and a configuration folder of its own.
+struct Bed {
+    folder: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a temporary folder") }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn longhaul(&self, args: &[&str]) -> Command {
+        let mut command = longhaul(args);
+        command.current_dir(self.path()).env("HOME", self.path());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.longhaul(args).output().expect("it starts")
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let output = self.run(args);
+        serde_json::from_str(&stdout(&output)).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+    }
+
+    fn doctor(&self) -> (Option<i32>, Value) {
+        let output = self.run(&["doctor", "--json"]);
+        (output.status.code(), serde_json::from_str(&stdout(&output)).expect("JSON"))
+    }
+}
+
+fn check<'v>(found: &'v Value, name: &str) -> &'v Value {
+    let checks = found["checks"].as_array().expect("a list");
+    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check {name} in {found}"))
+}
+
+/// What is wrong, except with the disk of the machine that runs the tests.
+fn faults(found: &Value) -> Vec<&str> {
+    let checks = found["checks"].as_array().expect("a list").iter();
+    let names = checks.filter(|check| check["status"] == "fault").filter_map(|check| check["name"].as_str());
+    names.filter(|&name| name != "disk").collect()
+}
+
+#[tokio::test]
+async fn a_token_is_shown_once_works_and_is_revoked() {
+    let bed = Bed::new();
+    let output = bed.run(&["token", "create", "ci", "--role", "operator", "--expires", "90d"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let secret = stdout(&output).trim_end().to_owned();
+    assert!(secret.starts_with("lh_") && !secret.contains(char::is_whitespace), "the secret alone: {secret}");
+    let url = format!("sqlite:{}", bed.path().join(".local/share/longhaul/longhaul.db").display());
+    let client = longhaul::Client::open(&url).await.expect("the store of the command");
+    let info = client.authenticate(&secret).await.expect("asked").expect("it is good");
+    assert_eq!((info.name.as_str(), info.role), ("ci", longhaul::Role::Operator));
+    let listed = bed.run(&["token", "list", "--json"]);
+    assert!(!stdout(&listed).contains(&secret), "never again");
+    let tokens: Value = serde_json::from_str(&stdout(&listed)).expect("JSON");
+    let id = tokens["tokens"][0]["id"].as_str().expect("an id").to_owned();
+    assert!(stdout(&bed.run(&["token", "list"])).contains("operator"));
+    assert_eq!(bed.run(&["token", "revoke", &id]).status.code(), Some(0));
+    assert!(client.authenticate(&secret).await.expect("asked").is_none(), "it is not good any more");
+    assert!(stdout(&bed.run(&["token", "list"])).contains("revoked"));
+    assert_eq!(bed.run(&["token", "revoke", "nonsense"]).status.code(), Some(2));
+    assert_eq!(bed.run(&["token", "revoke", "0198f0c2-0000-7000-8000-000000000000"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_token_of_another_tenant_is_revoked_too() {
+    let bed = Bed::new();
+    let made = bed.json(&["token", "create", "x", "--tenant", "acme", "--json"]);
+    assert!(made["token"].as_str().is_some_and(|secret| secret.starts_with("lh_")));
+    let output = bed.run(&["token", "revoke", made["id"].as_str().expect("an id")]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let tokens = bed.json(&["token", "list", "--tenant", "acme", "--json"]);
+    assert!(tokens["tokens"][0]["revoked_at"].is_string());
+}
+
+#[test]
+fn endpoints_are_added_listed_and_removed() {
+    let bed = Bed::new();
+    let add =
+        ["webhooks", "add", "ops", "https://ops.example.com/hook", "--event", "task.failed", "--event", "step.*"];
+    assert_eq!(bed.run(&add).status.code(), Some(0));
+    let listed = bed.json(&["webhooks", "list", "--json"]);
+    assert_eq!(listed["endpoints"][0]["url"], "https://ops.example.com/hook");
+    assert_eq!(listed["endpoints"][0]["events"], serde_json::json!(["task.failed", "step.*"]));
+    assert!(stdout(&bed.run(&["webhooks", "list"])).contains("task.failed,step.*"));
+    assert_eq!(bed.json(&["webhooks", "list", "--tenant", "acme", "--json"])["endpoints"], serde_json::json!([]));
+    assert_eq!(bed.run(&["webhooks", "remove", "ops"]).status.code(), Some(0));
+    assert_eq!(bed.run(&["webhooks", "remove", "ops"]).status.code(), Some(2), "there is none any more");
+    assert_eq!(bed.run(&["webhooks", "add", "bad", "ftp://x"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_webhook_secret_is_the_configured_one_or_the_stores() {
+    let bed = Bed::new();
+    let first = stdout(&bed.run(&["webhooks", "secret"]));
+    assert!(first.starts_with("whsec_"), "{first}");
+    assert_eq!(stdout(&bed.run(&["webhooks", "secret"])), first, "the same each time");
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let output =
+        bed.longhaul(&["webhooks", "secret"]).env("LONGHAUL_WEBHOOK_SECRET", secret).output().expect("it starts");
+    assert_eq!(stdout(&output), format!("{secret}\n"));
+}
+
+#[tokio::test]
+async fn a_backup_is_a_store_of_its_own_and_never_overwrites() {
+    let bed = Bed::new();
+    assert_eq!(bed.run(&["backup", "copy.db"]).status.code(), Some(2), "there is nothing to copy");
+    assert_eq!(std::fs::read_dir(bed.path()).expect("a folder").count(), 0, "and no store was made");
+    let url = format!("sqlite:{}", bed.path().join("a.db").display());
+    let client = longhaul::Client::open(&url).await.expect("opens");
+    client.announce(&["h"]).await.expect("announced");
+    let id = client.submit(longhaul::NewTask::new("h", &1)).await.expect("accepted").id;
+    let output = bed.run(&["backup", "copy.db", "--store", &url]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let copy = format!("sqlite:{}", bed.path().join("copy.db").display());
+    let copy = longhaul::Client::open(&copy).await.expect("the copy is a store");
+    assert_eq!(copy.task(id).await.expect("it has the task").id, id);
+    let output = bed.run(&["backup", "copy.db", "--store", &url]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn a_store_in_memory_is_refused_where_it_makes_no_sense() {
+    let output = Bed::new().run(&["token", "create", "x", "--store", "memory:"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn doctor_on_a_fresh_machine_finds_nothing_wrong_and_makes_nothing() {
+    let bed = Bed::new();
+    let server = StandIn::start(|_, _| Reply::json(200, "{}"));
+    let found = bed.json(&["doctor", "--json", "--server", &server.url]);
+    assert_eq!(faults(&found), [""; 0], "{found}");
+    let output = bed.run(&["doctor", "--server", &server.url]);
+    assert!(stdout(&output).contains("worker.slots"), "{}", stdout(&output));
+    assert_eq!(std::fs::read_dir(bed.path()).expect("a folder").count(), 0, "no store was made");
+}
+
+#[test]
+fn doctor_says_where_values_come_from_and_what_is_wrong() {
+    let bed = Bed::new();
+    let manifests = bed.path().join("manifests");
+    std::fs::create_dir(&manifests).expect("made");
+    std::fs::write(manifests.join("a.toml"), "[saga]\nnam = \"x\"\n").expect("written");
+    let file = "[server]\nlisten = \"0.0.0.0:7171\"\n[worker]\nmanifests = \"manifests\"\n";
+    std::fs::write(bed.path().join("longhaul.toml"), file).expect("written");
+    let server = StandIn::start(|request, _| match request.target.as_str() {
+        "/openapi.json" => Reply::json(200, r#"{"info": {"version": "99.0.0"}}"#),
+        "/v1/stats" => Reply::problem(401, "unauthorized", "a token is needed"),
+        _ => Reply::json(200, "{}"),
+    });
+    let output = bed
+        .longhaul(&["doctor", "--json", "--server", &server.url])
+        .env("LONGHAUL_WORKERS", "3")
+        .env("LONGHAUL_STROE", "memory:")
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let row = |key: &str| {
+        let rows = found["configuration"].as_array().expect("a list");
+        rows.iter().find(|row| row["key"] == key).expect("every key is there").clone()
+    };
+    assert_eq!(row("server.listen")["origin"]["from"], "file");
+    assert_eq!(row("server.listen")["origin"]["line"], 2);
+    assert_eq!(row("worker.slots")["origin"]["name"], "LONGHAUL_WORKERS");
+    assert_eq!(row("worker.lease")["origin"]["from"], "default");
+    assert_eq!(check(&found, "access")["status"], "fault");
+    assert_eq!(check(&found, "manifests")["status"], "fault");
+    assert_eq!(check(&found, "token")["status"], "fault");
+    assert_eq!(check(&found, "server")["status"], "warning", "another version");
+    assert_eq!(check(&found, "environment")["remedy"], "did you mean LONGHAUL_STORE?");
+    assert_eq!(faults(&found), ["access", "manifests", "token"]);
+}
+
+#[test]
+fn doctor_tells_a_wrong_configuration_with_its_line() {
+    let bed = Bed::new();
+    std::fs::write(bed.path().join("longhaul.toml"), "[worker]\nslot = 3\n").expect("written");
+    let (code, found) = bed.doctor();
+    assert_eq!(code, Some(1));
+    assert_eq!(check(&found, "configuration")["message"], "longhaul.toml:2: unknown key 'slot' in [worker]");
+    assert_eq!(check(&found, "configuration")["remedy"], "did you mean 'slots'?");
+}
+
+#[tokio::test]
+async fn doctor_sees_tasks_that_nobody_will_run() {
+    let bed = Bed::new();
+    let url = format!("sqlite:{}", bed.path().join("a.db").display());
+    let client = longhaul::Client::open(&url).await.expect("opens");
+    client.announce(&["h"]).await.expect("announced");
+    client.submit(longhaul::NewTask::new("h", &1)).await.expect("accepted");
+    let output = bed.run(&["doctor", "--json", "--store", &url]);
+    let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(
+        (output.status.code(), check(&found, "workers")["status"].as_str()),
+        (Some(1), Some("fault")),
+        "{found}"
+    );
+    let store =
+        found["checks"].as_array().expect("a list").iter().rfind(|check| check["name"] == "store").expect("there");
+    assert!(store["message"].as_str().expect("text").starts_with("SQLite 3."), "{store}");
+    let output = bed.run(&["doctor", "--json", "--store", "postgres://nobody@127.0.0.1:1/x"]);
+    let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!((output.status.code(), check(&found, "store")["status"].as_str()), (Some(1), Some("fault")));
+}
+
+#[test]
+fn the_configuration_that_is_printed_can_be_used_as_it_is() {
+    let bed = Bed::new();
+    let printed = stdout(&bed.run(&["config"]));
+    std::fs::write(bed.path().join("longhaul.toml"), printed).expect("written");
+    let (_, found) = bed.doctor();
+    assert_eq!(check(&found, "configuration")["status"], "ok");
+}
+
+#[test]
+fn completions_and_man_pages_know_the_commands() {
+    let bed = Bed::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = bed.run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        assert!(stdout(&output).contains("approvals"), "{shell}");
+    }
+    assert!(
+        stdout(&bed.run(&["man"])).contains("EXIT CODES") || stdout(&bed.run(&["man"])).contains("Exit codes")
+    );
+    assert_eq!(bed.run(&["man", "pages"]).status.code(), Some(0));
+    for page in ["longhaul.1", "longhaul-submit.1", "longhaul-token-create.1"] {
+        assert!(bed.path().join("pages").join(page).exists(), "{page}");
+    }
+}
+
+#[test]
+fn help_lists_the_exit_codes() {
+    let help = stdout(&longhaul(&["--help"]).output().expect("it starts"));
+    for code in ["  1  ", "  2  ", "  3  ", "  4  ", "  5  ", "  130  "] {
+        assert!(help.contains(code), "{code} in {help}");
+    }
+}
