@@ -176,9 +176,10 @@ async fn hang(file: &File, run: &Run) -> Result<(), TaskError> {
     std::future::pending().await
 }
 
-/// One line, in one write: lines of several processes never mix.
+/// One line, in one write: lines of several processes never mix. A kill can cut one
+/// off in the middle, so it begins a line of its own, and only one that ends with a full stop is whole.
 fn note(mut file: &File, line: &str) -> Result<(), std::io::Error> {
-    file.write_all(format!("{line}\n").as_bytes())
+    file.write_all(format!("\n{line} .\n").as_bytes())
 }
 
 fn open_ledger(path: &Path) -> Result<File, Failure> {

@@ -3,7 +3,7 @@
 //! Told to stop (SIGTERM, Ctrl-C), it takes no more requests and tasks, finishes what is under way or hands it
 //! back, and ends.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -59,8 +59,8 @@ pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
             say(format_args!("listening on http://{address}"));
         }
         if idle {
-            say(
-                "longhaul: no manifests, so nothing is run here; say --manifests DIR, or start workers of your own",
+            tracing::warn!(
+                "no manifests, so nothing is run here; say --manifests DIR, or start workers of your own"
             );
         }
         notify::ready();
@@ -212,7 +212,10 @@ fn told_to_stop() -> Result<watch::Receiver<bool>, Failure> {
         };
         hear().await;
         notify::stopping();
-        say("longhaul: stopping; once more to stop at once");
+        // In a file of JSON lines a sentence would be in the way.
+        if std::io::stderr().is_terminal() {
+            say("longhaul: stopping; once more to stop at once");
+        }
         stop.send_replace(true);
         std::process::exit(hear().await);
     });

@@ -100,12 +100,12 @@ if [ "$name" = "$fail" ]; then
 fi
 hang_if() {
     if [ "$hang" = "$1 $name" ] && [ "$LONGHAUL_FENCE" = 1 ]; then
-        echo "hang $LONGHAUL_TASK_ID $LONGHAUL_FENCE" >> "$LEDGER"
+        echo "hang $LONGHAUL_TASK_ID $LONGHAUL_FENCE ." >> "$LEDGER"
         sleep 600
     fi
 }
 hang_if before
-echo "effect $LONGHAUL_TASK_ID $LONGHAUL_IDEMPOTENCY_KEY $LONGHAUL_FENCE" >> "$LEDGER"
+echo "effect $LONGHAUL_TASK_ID $LONGHAUL_IDEMPOTENCY_KEY $LONGHAUL_FENCE ." >> "$LEDGER"
 hang_if after
 "#;
 

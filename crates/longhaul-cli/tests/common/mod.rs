@@ -100,9 +100,8 @@ impl Bed {
 
     pub fn ledger(&self) -> Ledger {
         let text = std::fs::read_to_string(self.ledger_path()).unwrap_or_default();
-        // A line that was cut off by a kill has no end yet.
-        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        Ledger { lines: whole.lines().map(str::to_owned).collect() }
+        // A line that was cut off by a kill, or is being written, has no full stop.
+        Ledger { lines: text.lines().filter_map(|line| line.strip_suffix(" .")).map(str::to_owned).collect() }
     }
 
     /// Waits until the ledger says something.
