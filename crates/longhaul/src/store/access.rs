@@ -20,7 +20,7 @@ pub(crate) const USE_GRAIN: i64 = 300_000_000;
 /// The tokens of a store.
 #[async_trait]
 pub trait AccessStore: Send + Sync {
-    /// Keeps a token. Refused when the tenant has [`MAX_TOKENS`] that can be used.
+    /// Keeps a token. Refused when the tenant has `MAX_TOKENS` that can be used.
     async fn save_token(&self, token: &TokenRow) -> Result<Result<TokenInfo, Invalid>, StoreError>;
 
     /// The tokens of a tenant, or all, oldest first; also those that can no longer be used.

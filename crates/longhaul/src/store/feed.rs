@@ -27,7 +27,7 @@ pub trait FeedStore: Send + Sync {
     async fn feed_now(&self) -> Result<Place, StoreError>;
 
     /// The rows from `from` on, in the order of their places. `span` is that of the page before, or
-    /// [`FIRST_SPAN`]. Whatever is committed later has a place at or
+    /// `FIRST_SPAN`. Whatever is committed later has a place at or
     /// after the page's `next`.
     async fn feed(&self, from: Place, span: i64) -> Result<FeedPage, StoreError>;
 
