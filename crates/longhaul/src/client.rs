@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::engine::Engine;
 use crate::error::TaskError;
 use crate::feed::{AllEvents, Cursor, Events};
+use crate::live::Live;
 use crate::record::Decision;
 use crate::run::journal::{prefix, to_undo};
 use crate::schedule::Schedule;
@@ -182,6 +183,13 @@ impl Client {
         AllEvents::start(Arc::clone(&self.engine), Arc::clone(&self.tenant), after).await
     }
 
+    /// Text of the task as it comes, from runs in this process; of a task of another tenant there is none.
+    /// What comes before this is called, or faster than it is taken, is lost; the finished text is in the
+    /// step's result.
+    pub fn live(&self, id: TaskId) -> Live {
+        self.engine.lives.listen(Arc::clone(&self.tenant), id)
+    }
+
     /// The task's agent state and its version, if it has one.
     pub async fn state(&self, id: TaskId) -> Result<Option<(u64, AgentState)>, Error> {
         self.task(id).await?;
@@ -199,8 +207,8 @@ impl Client {
         self.control(id, Action::Cancel { undo: false, reason: reason.map(str::to_owned) }).await
     }
 
-    /// As [`Client::cancel`], and asks to undo what was done also where that is not done anyway. (Steps
-    /// that say how they are undone always are, when their task is cancelled.)
+    /// As [`Client::cancel`], and asks to undo what was done also where that is not done anyway: by default
+    /// it is, unless the handler says otherwise with [`Run::undo_on`](crate::Run::undo_on).
     pub async fn cancel_with_undo(&self, id: TaskId, reason: Option<&str>) -> Result<Controlled, Error> {
         self.control(id, Action::Cancel { undo: true, reason: reason.map(str::to_owned) }).await
     }

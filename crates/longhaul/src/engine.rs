@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::feed;
+use crate::live::Lives;
 use crate::meter::Meter;
 use crate::store::batch::{Batcher, Commits, Submits};
 use crate::store::{self, Hints, Store, StoreError};
@@ -15,6 +16,8 @@ pub(crate) struct Engine {
     pub(crate) submits: Batcher<Submits>,
     pub(crate) commits: Batcher<Commits>,
     pub(crate) meter: Arc<Meter>,
+    /// Who listens to text as it comes.
+    pub(crate) lives: Arc<Lives>,
     /// Ends with the engine.
     feed: tokio::task::JoinHandle<()>,
 }
@@ -32,6 +35,7 @@ impl Engine {
             store,
             hints,
             meter,
+            lives: Arc::default(),
         }))
     }
 }

@@ -30,7 +30,7 @@
 //! The rooms, in the order in which a task goes through them: [`task`] (what is submitted),
 //! [`client`] (how), [`store`] (where it lives), [`worker`] (who runs it), [`run`] (what a handler
 //! is given), [`saga`] (how it is undone), `keeper` (what is due), `feed` (how others follow it),
-//! [`outbox`] (how others are told), `meter` (what is counted), [`trace`] (the traces it belongs to).
+//! [`live`] (text as it comes), [`outbox`] (how others are told), `meter` (what is counted), [`trace`] (the traces it belongs to).
 
 pub mod client;
 mod engine;
@@ -38,6 +38,7 @@ pub mod error;
 pub mod event;
 mod feed;
 mod keeper;
+pub mod live;
 mod meter;
 pub mod outbox;
 mod record;
@@ -57,10 +58,11 @@ pub use client::{CheckpointInfo, Client, Error};
 pub use error::TaskError;
 pub use event::{Event, Progress};
 pub use feed::{AllEvents, Cursor, Events};
+pub use live::{Live, LiveText};
 pub use outbox::{Endpoint, Outbox, OutboxHandle, OutboxSettings, Webhook};
-pub use record::{Decision, Effect};
+pub use record::{Decision, Effect, UndoOn};
 pub use retry::RetryPolicy;
-pub use run::{Approval, Child, Lock, Risk, Run, StepContext};
+pub use run::{Approval, CheckpointPolicy, Child, Lock, OnRefused, Risk, Run, StepContext};
 pub use saga::Saga;
 pub use schedule::{Missed, Schedule, When};
 pub use state::{AgentState, StatePatch};

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::LogRow;
-use crate::state::StatePatch;
+use crate::state::{AgentState, StateChange, StatePatch};
 use crate::task::{State, TaskId};
 
 /// What kind of effect a step has; decides whether it may be started again.
@@ -32,6 +32,42 @@ impl Effect {
     /// simply be tried again.
     pub fn needs_intent(self) -> bool {
         matches!(self, Self::Compensable | Self::Irreversible)
+    }
+}
+
+/// When what a task did is undone without a request. Always, by default: a task that fails for good,
+/// misses its deadline or is cancelled undoes every completed step that says how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UndoOn {
+    /// When it fails for good or misses its deadline.
+    pub failed: bool,
+    /// When it is cancelled. A cancel that asks for it undoes in any case.
+    pub cancelled: bool,
+}
+
+impl Default for UndoOn {
+    fn default() -> Self {
+        Self { failed: true, cancelled: true }
+    }
+}
+
+impl UndoOn {
+    /// Whether a task that ends in `state` is undone; `asked`: by a request to cancel that says so.
+    pub(crate) fn applies(self, state: State, asked: bool) -> bool {
+        match state {
+            State::Cancelled => self.cancelled || asked,
+            _ => self.failed,
+        }
+    }
+
+    /// As it stands in the store.
+    pub(crate) fn code(self) -> i16 {
+        i16::from(self.failed) + 2 * i16::from(self.cancelled)
+    }
+
+    /// From what stands in the store.
+    pub(crate) fn from_code(code: i16) -> Self {
+        Self { failed: code & 1 != 0, cancelled: code & 2 != 0 }
     }
 }
 
@@ -83,6 +119,10 @@ pub(crate) enum Record {
         /// It can be undone, and is when the task fails or is cancelled.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         undoable: bool,
+        /// Of a deferred one, whose result was given before it was written: the number of the newest
+        /// event known then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        given_after: Option<u64>,
     },
     /// One try of a step failed; `last` means the step itself failed with it.
     Failed { step: String, effect: Effect, attempt: u32, started: i64, last: bool, error: TaskError },
@@ -92,6 +132,8 @@ pub(crate) enum Record {
     Decided { step: String, decision: Decision, by: String, reason: Option<String> },
     /// The task's state changed; `version` is the one after the change.
     Patched { patch: StatePatch, version: u64 },
+    /// The task's state began with this; `version` is the one after that.
+    StateBegun { state: AgentState, version: u64 },
     /// A snapshot was taken. What follows is a new part of the journal, with names of its own.
     /// `kept` is what had arrived and was not given to the handler yet: address and message.
     Checkpoint {
@@ -125,6 +167,9 @@ pub(crate) enum Record {
     UndoOf { task: TaskId },
     /// A question or an approval is no longer asked: the handler went on without it.
     Withdrawn { part: u32, step: String },
+    /// A record of an earlier part of the journal than the newest: the handler was replayed from before a
+    /// checkpoint, and got there to something that is not recorded any more.
+    Earlier { part: u32, record: Box<Record> },
     /// Copied from the task this one was forked from: a step that is not repeated here, and not
     /// undone either.
     Inherited { part: u32, step: String, op: Op, result: Box<RawValue> },
@@ -143,13 +188,48 @@ impl Record {
             | Self::Undone { step, .. }
             | Self::Withdrawn { step, .. }
             | Self::Inherited { step, .. } => Some(step),
+            Self::Earlier { record, .. } => record.step(),
             Self::Input(_)
             | Self::Patched { .. }
+            | Self::StateBegun { .. }
             | Self::Checkpoint { .. }
             | Self::Reopened { .. }
             | Self::Arrived { .. }
             | Self::Undoing { .. }
             | Self::UndoOf { .. } => None,
+        }
+    }
+
+    /// The record itself, whichever part of the journal it is of.
+    pub(crate) fn plain(&self) -> &Self {
+        match self {
+            Self::Earlier { record, .. } => record.plain(),
+            plain => plain,
+        }
+    }
+
+    /// Of a deferred one: the number of the newest event known when its result was given.
+    pub(crate) fn given_after(&self) -> Option<u64> {
+        match self {
+            Self::Done { given_after, .. } => *given_after,
+            _ => None,
+        }
+    }
+
+    /// What it changes of the task's state.
+    pub(crate) fn state_change(&self) -> Option<StateChange> {
+        match self {
+            Self::Patched { patch, .. } => Some(StateChange::Patch(patch.clone())),
+            Self::StateBegun { state, .. } => Some(StateChange::Begin(state.clone())),
+            _ => None,
+        }
+    }
+
+    /// The record of a change that makes this version of the state.
+    pub(crate) fn of_state(change: StateChange, version: u64) -> Self {
+        match change {
+            StateChange::Patch(patch) => Self::Patched { patch, version },
+            StateChange::Begin(state) => Self::StateBegun { state, version },
         }
     }
 }
@@ -220,6 +300,7 @@ mod tests {
             started: 0,
             result,
             undoable: false,
+            given_after: None,
         };
         let stored = serde_json::to_string(&[record]).expect("records serialise");
         let read: Vec<Record> = serde_json::from_str(&stored).expect("and parse");

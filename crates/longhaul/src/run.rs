@@ -22,26 +22,29 @@ use tracing::Span;
 
 use crate::engine::Engine;
 use crate::error::TaskError;
-use crate::event::{NewEvent, Progress};
-use crate::meter::{Checkpointed, HandlerMeter};
-use crate::record::{Effect, Op, Record};
-use crate::state::{AgentState, StatePatch};
-use crate::store::{Cancel, Lease, NewCheckpoint};
-use crate::task::{Invalid, TaskId, timestamp};
+use crate::event::NewEvent;
+use crate::meter::HandlerMeter;
+use crate::record::{Effect, Op, Record, UndoOn};
+use crate::state::{AgentState, StateChange, StatePatch};
+use crate::store::{Cancel, Lease};
+use crate::task::{TaskId, timestamp};
 
+mod checkpoint;
 pub(crate) mod child;
 mod desk;
 pub(crate) mod driver;
 pub(crate) mod journal;
 mod line;
 pub(crate) mod lock;
+mod order;
 mod outgoing;
-mod resume;
 pub(crate) mod shown;
 mod step;
+mod told;
 mod undo;
 pub(crate) mod wait;
 
+pub use checkpoint::{CheckpointPolicy, OnRefused};
 pub use child::Child;
 pub use lock::{Acquire, Lock};
 pub use step::{Step, StepContext};
@@ -49,10 +52,6 @@ pub use wait::{Approval, Approve, Question, Risk, Signal, Sleep};
 
 use desk::{Asking, Desk, Turn};
 use journal::Key;
-
-/// Events that only the engine tells.
-const RESERVED: [&str; 9] =
-    ["task.", "step.", "saga.", "state.", "checkpoint.", "approval.", "question.", "lock.", "log."];
 
 /// What the worker tells a run while it runs.
 #[derive(Clone, Debug)]
@@ -104,7 +103,7 @@ impl Run {
         let log = std::mem::take(&mut lease.log);
         // The newest event is this lease's own `task.started`.
         let complete = log.last().is_some_and(|row| row.last_seq() + 1 >= lease.last_seq);
-        let mut desk = Desk::new(lease.task, lease.fence);
+        let mut desk = Desk::new(lease.task, lease.fence, lease.undo_on);
         let read = desk.load(if complete { &log } else { &[] }, complete);
         if complete {
             desk.saw(lease.last_seq);
@@ -180,52 +179,40 @@ impl Run {
         Step::new(self, name.into(), work)
     }
 
-    /// Tells people what the task is doing; `total` is 0 when unknown. Not waited for: it is
-    /// written within a moment, or with the next step.
-    pub fn progress(&self, status: &str, step: u32, total: u32, message: &str) {
-        let event = self.progress_event(status, step, total, None, message);
-        self.desk().progress(event);
-        self.wake_driver();
-    }
-
-    fn progress_event(&self, status: &str, step: u32, total: u32, tool: Option<&str>, message: &str) -> NewEvent {
-        let progress = Progress {
-            task_id: self.id(),
-            step,
-            total_step: total,
-            status: status.to_owned(),
-            tool: tool.map(str::to_owned),
-            message: message.to_owned(),
-            time: timestamp(self.now_micros()),
-        };
-        NewEvent::new("progress", json!(progress))
-    }
-
-    /// Publishes an event of one's own, exactly once in the task's history.
-    pub async fn publish(&self, kind: &str, payload: &impl Serialize) -> Result<(), TaskError> {
-        let well_formed = !kind.is_empty()
-            && kind.len() <= 128
-            && kind.contains('.')
-            && kind.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
-        if !well_formed || RESERVED.iter().any(|own| kind.starts_with(own)) {
-            let problem = format!("must look like 'disk.cleaned' and not begin with {}", RESERVED.join(", "));
-            return Err(TaskError::fatal("bad_event_type", Invalid::new("type", problem).to_string()));
-        }
-        let data = serde_json::to_value(payload)?;
-        let operation = self.take_place(Asking::plain(&format!("publish {kind}"), Op::Publish))?;
-        operation.once(|| [NewEvent::new(kind, data)]).await
-    }
-
     /// Changes the task's state; recorded and told as `state.patched`.
     pub async fn patch(&self, patch: StatePatch) -> Result<(), TaskError> {
         let operation = self.take_place(Asking::plain("patch", Op::Patch))?;
         operation
             .once(|| {
                 let event = NewEvent::new("state.patched", json!({"version": 0, "patch": patch, "by": "run"}));
-                self.desk().patch(patch);
+                self.desk().change_state(patch.into());
                 [event]
             })
             .await
+    }
+
+    /// The state the task begins with: goal, constraints and budget, once in its life. What others
+    /// patched before stays; nothing happens when it was begun already. Told as `state.patched`.
+    pub async fn begin_state(&self, state: AgentState) -> Result<(), TaskError> {
+        std::future::poll_fn(|cx| self.desk().poll_loaded(cx)).await;
+        if self.desk().journal().has_begun_state() {
+            return Ok(());
+        }
+        let operation = self.take_place(Asking::plain("begin state", Op::Patch))?;
+        operation
+            .once(|| {
+                let event = NewEvent::new("state.patched", json!({"version": 0, "state": state, "by": "run"}));
+                self.desk().change_state(StateChange::Begin(state));
+                [event]
+            })
+            .await
+    }
+
+    /// Writes what was gathered (progress, deferred steps) and waits for the disk.
+    pub async fn flush(&self) -> Result<(), TaskError> {
+        let batch = self.desk().flush();
+        std::future::poll_fn(|cx| self.desk().poll_disk(batch, cx)).await;
+        Ok(())
     }
 
     /// The task's state as this run knows it.
@@ -233,36 +220,12 @@ impl Run {
         self.desk().journal().state().1.clone()
     }
 
-    /// Takes a snapshot from which [`Run::resume`] can go on without replaying the steps before
-    /// it. `version` names its form; `policy` says how many are kept and for how long.
-    pub async fn checkpoint(
-        &self,
-        version: u32,
-        iteration: u32,
-        snapshot: &impl Serialize,
-        policy: CheckpointPolicy,
-    ) -> Result<(), TaskError> {
-        let data = serde_json::to_string(snapshot)?;
-        std::future::poll_fn(|cx| self.desk().poll_loaded(cx)).await;
-        let CheckpointPolicy { max_count, max_age } = policy;
-        let batch = self.desk().checkpoint(NewCheckpoint { version, iteration, data, max_count, max_age })?;
-        if let Some(batch) = batch {
-            std::future::poll_fn(|cx| self.desk().poll_disk(batch, cx)).await;
-            self.inner.engine.meter.checkpoint(Checkpointed::Taken);
-        }
-        Ok(())
-    }
-
-    /// The newest snapshot that can be trusted, when there is one; to be asked for before the
-    /// first step. One that is too old, of another version or damaged is refused with an event
-    /// `checkpoint.refused`, and the one before it is tried; `None` means that the journal is
-    /// replayed from its beginning.
-    pub async fn resume<S: DeserializeOwned>(
-        &self,
-        version: u32,
-        policy: CheckpointPolicy,
-    ) -> Result<Option<S>, TaskError> {
-        resume::resume(self, version, policy).await
+    /// When what the task did is undone without a request; by default always. Written with the run's next
+    /// commit, and it counts from then on, also while the task waits or after a crash: so say it first.
+    /// A task that ended without undoing can be undone by request
+    /// ([`Client::undo`](crate::Client::undo)).
+    pub fn undo_on(&self, policy: UndoOn) {
+        self.desk().set_undo_on(policy);
     }
 
     /// Returns when someone has asked to cancel the task. An effect that is under way then has a
@@ -342,21 +305,6 @@ impl Run {
     }
 }
 
-/// How many checkpoints of a task are kept, and until what age they may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CheckpointPolicy {
-    /// How many are kept; the newest always is.
-    pub max_count: u32,
-    /// Older ones are removed, and refused.
-    pub max_age: Duration,
-}
-
-impl Default for CheckpointPolicy {
-    fn default() -> Self {
-        Self { max_count: 10, max_age: Duration::from_secs(86_400) }
-    }
-}
-
 /// An operation's place on the desk; given up when dropped.
 struct Operation {
     run: Run,
@@ -386,7 +334,16 @@ impl Operation {
     /// The record of an operation without an effect of its own.
     fn done(&self, started: i64, result: Box<RawValue>) -> Record {
         let (step, op) = (self.key.1.clone(), self.op);
-        Record::Done { step, op, effect: Effect::Read, attempt: 1, started, result, undoable: false }
+        Record::Done {
+            step,
+            op,
+            effect: Effect::Read,
+            attempt: 1,
+            started,
+            result,
+            undoable: false,
+            given_after: None,
+        }
     }
 }
 

@@ -152,7 +152,46 @@ pub struct StatePatch {
     pub remove_risk_flags: Vec<String>,
 }
 
+/// How a task's state changes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StateChange {
+    /// It begins with this.
+    Begin(AgentState),
+    /// It is patched.
+    Patch(StatePatch),
+}
+
+impl From<StatePatch> for StateChange {
+    fn from(patch: StatePatch) -> Self {
+        Self::Patch(patch)
+    }
+}
+
 impl AgentState {
+    /// Makes a change. The same change twice gives the same state as once.
+    pub fn change(&mut self, change: &StateChange) {
+        match change {
+            StateChange::Begin(state) => self.begin(state),
+            StateChange::Patch(patch) => self.apply(patch),
+        }
+    }
+
+    /// Begins with `state`. What others patched before that stays: they know more than who began it.
+    fn begin(&mut self, state: &AgentState) {
+        let known = std::mem::replace(self, state.clone());
+        self.apply(&StatePatch {
+            set_goal: Some(known.goal).filter(|goal| !goal.is_empty()),
+            add_facts: known.known_facts,
+            replace_plan: Some(known.plan).filter(|plan| !plan.is_empty()),
+            current_step: Some(known.current_step).filter(|step| !step.is_empty()),
+            add_questions: known.open_questions,
+            resolve_questions: Vec::new(),
+            add_artifacts: known.artifacts,
+            add_risk_flags: known.risk_flags,
+            remove_risk_flags: Vec::new(),
+        });
+    }
+
     /// Applies `patch`. Applying the same patch twice gives the same state as once.
     pub fn apply(&mut self, patch: &StatePatch) {
         if let Some(goal) = &patch.set_goal {
@@ -229,6 +268,22 @@ mod tests {
                 "risk_flags": []
             })
         );
+    }
+
+    #[test]
+    fn a_state_begins_with_what_is_given_and_keeps_what_others_patched_before() {
+        let mut begins = AgentState { goal: "fix it".into(), plan: vec!["look".into()], ..AgentState::default() };
+        begins.budget.max_steps = 7;
+        let mut state = AgentState::default();
+        let begin = StateChange::Begin(begins.clone());
+        state.change(&begin);
+        assert_eq!(state, begins);
+        let mut state = AgentState::default();
+        let early = StatePatch { set_goal: Some("wait".into()), ..StatePatch::default() };
+        state.change(&early.into());
+        state.change(&begin);
+        state.change(&begin);
+        assert_eq!(state, AgentState { goal: "wait".into(), ..begins });
     }
 
     #[test]

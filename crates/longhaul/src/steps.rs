@@ -1,6 +1,7 @@
 //! Steps as people see them: a task's log, projected. Pure; the journal (`run/journal.rs`) is what a run
 //! goes by, this is only what it looks like from outside.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use jiff::Timestamp;
@@ -42,8 +43,9 @@ pub enum StepState {
 pub struct StepInfo {
     /// Its name in the task.
     pub name: String,
-    /// `step`, `sleep`, `signal`, `question`, `approval`, `child`, `lock`, `publish` or `patch`.
-    pub kind: &'static str,
+    /// `step` or what the step itself says (`model`, `tool`, …), `sleep`, `signal`, `question`,
+    /// `approval`, `child`, `lock`, `publish` or `patch`.
+    pub kind: Cow<'static, str>,
     /// What kind of effect it has, once that is recorded; waits have none.
     pub effect: Option<Effect>,
     /// Where it stands.
@@ -69,6 +71,11 @@ pub(crate) fn steps_of(task: TaskId, rows: &[LogRow]) -> Vec<StepInfo> {
     }
     steps.list.into_iter().map(|entry| entry.info).collect()
 }
+
+/// What a step is not, whatever it calls itself.
+const WAITS: [&str; 6] = ["sleep", "signal", "question", "approval", "child", "lock"];
+/// What begins with the event of a step and has a record of its own.
+const OTHERS: [&str; 2] = ["sleep", "undo"];
 
 /// Part of the journal, and name in it.
 type Key = (u32, String);
@@ -97,17 +104,37 @@ impl Steps {
             self.interrupt();
         }
         let records = records_of(row).unwrap_or_default();
-        let settled: Vec<(String, u32)> = records.iter().filter_map(settles).collect();
+        // Which tries ended, and in which part: deferred records can stand before a checkpoint.
+        let mut settled: Vec<(Key, u32)> = Vec::new();
         for record in records {
+            let part = if let Record::Earlier { part, .. } = record { part } else { self.part };
+            if let Some((step, attempt)) = settles(record.plain()) {
+                settled.push(((part, step), attempt));
+            }
             self.take(record, row.time);
         }
         for event in &events {
+            let kind = event.data["kind"].as_str();
             match (event.kind.as_str(), &event.step) {
+                ("step.started" | "step.completed", _) if kind.is_some_and(|kind| OTHERS.contains(&kind)) => {}
                 ("step.started", Some(step)) => {
                     let attempt = event.data["attempt"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-                    let over = settled.iter().any(|(name, tried)| name == step && *tried >= attempt);
-                    if !over && event.data["kind"].is_null() {
+                    let over = settled.iter().find(|((_, name), tried)| name == step && *tried >= attempt);
+                    let key = over.map_or_else(|| (self.part, step.clone()), |(key, _)| key.clone());
+                    if over.is_none() {
                         self.begin(step, attempt, event.time);
+                    }
+                    if let Some(kind) = kind {
+                        self.entry(key, "step").info.kind = Cow::Owned(kind.to_owned());
+                    }
+                }
+                ("step.completed", Some(step)) => {
+                    // A deferred one ended before its row was written.
+                    let ended = settled.iter().find(|((_, name), _)| name == step);
+                    if let Some((key, _)) = ended
+                        && let Some(&place) = self.places.get(key)
+                    {
+                        self.list[place].info.finished_at = Some(event.time);
                     }
                 }
                 ("task.waiting", _) => self.wait(&event.data, event.time),
@@ -123,7 +150,7 @@ impl Steps {
         let place = *self.places.entry(key.clone()).or_insert_with(|| {
             let info = StepInfo {
                 name: key.1.clone(),
-                kind,
+                kind: Cow::Borrowed(kind),
                 effect: None,
                 state: StepState::Pending,
                 attempt: 0,
@@ -200,7 +227,11 @@ impl Steps {
     fn take(&mut self, record: Record, time: i64) {
         let now = Some(timestamp(time));
         match record {
-            Record::Input(_) | Record::Patched { .. } | Record::Undoing { .. } | Record::UndoOf { .. } => {}
+            Record::Input(_)
+            | Record::Patched { .. }
+            | Record::StateBegun { .. }
+            | Record::Undoing { .. }
+            | Record::UndoOf { .. } => {}
             Record::Intent { step, attempt, .. } => {
                 let entry = self.here(&step, "step");
                 entry.intended = true;
@@ -230,7 +261,7 @@ impl Steps {
                 let info = &mut entry.info;
                 info.error = Some(error);
                 info.started_at = info.started_at.or(Some(timestamp(started)));
-                if info.kind == "step" {
+                if !WAITS.contains(&&*info.kind) {
                     (info.effect, info.attempt) = (Some(effect), attempt);
                 }
                 info.state = if last { StepState::Failed } else { StepState::Pending };
@@ -258,6 +289,11 @@ impl Steps {
                 let info = &mut self.entry((part, step), "step").info;
                 let gone_on = TaskError::fatal("withdrawn", "the handler went on without it");
                 (info.state, info.error, info.finished_at) = (StepState::Failed, Some(gone_on), now);
+            }
+            Record::Earlier { part, record } => {
+                let newest = std::mem::replace(&mut self.part, part);
+                self.take(*record, time);
+                self.part = newest;
             }
             Record::Inherited { part, step, op, result } => {
                 let info = &mut self.entry((part, step), kind_of(op)).info;
@@ -431,6 +467,7 @@ mod tests {
             started: 500,
             result,
             undoable: true,
+            given_after: None,
         }
     }
 
@@ -509,7 +546,16 @@ mod tests {
         let undo = |step: &str| {
             let result = RawValue::NULL.to_owned();
             let (step, effect) = (format!("undo {step}"), Effect::Read);
-            Record::Done { step, op: Op::Undo, effect, attempt: 1, started: 0, result, undoable: false }
+            Record::Done {
+                step,
+                op: Op::Undo,
+                effect,
+                attempt: 1,
+                started: 0,
+                result,
+                undoable: false,
+                given_after: None,
+            }
         };
         let undone = Record::Undone { part: 0, step: "a".into() };
         let log = Log::default()
@@ -535,7 +581,8 @@ mod tests {
             .row(1, &[waiting("signal", "go")], &[])
             .row(1, &[waiting("child", &child.to_string())], &[])
             .row(1, &[waiting("lock", "disk")], &[]);
-        let kinds: Vec<&str> = log.steps().iter().map(|step| step.kind).collect();
+        let steps = log.steps();
+        let kinds: Vec<&str> = steps.iter().map(|step| &*step.kind).collect();
         assert_eq!(kinds, ["approval", "approval", "question", "sleep", "signal", "child", "lock"]);
         assert!(log.steps().iter().all(|step| step.state == StepState::Pending && step.attempt == 0));
         let decided = |approve| json!({"id": "x", "approve": approve, "by": "ann", "reason": null});
@@ -549,6 +596,7 @@ mod tests {
             started,
             result,
             undoable: false,
+            given_after: None,
         };
         let log = log
             .record(arrived("approval/0/approve", decided(true)))

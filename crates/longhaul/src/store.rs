@@ -23,9 +23,9 @@ use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::{LogEntry, LogRow};
-use crate::record::Decision;
+use crate::record::{Decision, UndoOn};
 use crate::schedule::{MAX_SCHEDULES, Schedule};
-use crate::state::{AgentState, StatePatch};
+use crate::state::{AgentState, StateChange, StatePatch};
 use crate::task::{Invalid, NewTask, Phase, State, Task, TaskId, Waiting};
 
 pub mod access;
@@ -327,6 +327,8 @@ pub struct Lease {
     pub crashes: u32,
     /// Whether it goes forward or undoes what it did.
     pub phase: Phase,
+    /// When it undoes what it did without a request.
+    pub undo_on: UndoOn,
     /// When it must be over, microseconds.
     pub deadline: Option<i64>,
     /// The trace it belongs to.
@@ -367,12 +369,16 @@ pub struct Commit {
     pub entry: LogEntry,
     /// The newest progress, JSON.
     pub progress: Option<String>,
+    /// What the task has used so far, JSON.
+    pub usage: Option<String>,
     /// Changes of the task's state.
-    pub patches: Vec<StatePatch>,
+    pub patches: Vec<StateChange>,
     /// A snapshot to go on from.
     pub checkpoint: Option<NewCheckpoint>,
     /// Whether something was recorded that has to be undone if the task fails.
     pub undoable: bool,
+    /// When that is undone from now on, if that changes.
+    pub undo_on: Option<UndoOn>,
     /// The phase the task is in from now on, when that changes.
     pub phase: Option<Phase>,
     /// Questions and approvals that are opened or closed.

@@ -444,15 +444,20 @@ impl NewTask {
         if let Some(parent) = self.parent {
             data["parent_id"] = serde_json::json!(parent);
         }
-        if let Some((of, prefix)) = &self.fork {
+        if let Some((of, _)) = &self.fork {
             data["fork_of"] = serde_json::json!(of);
-            records.extend(prefix.iter().cloned());
         }
         if let Some(undo) = &self.undo {
             data["undo_of"] = serde_json::json!(undo.task);
-            records.extend(undo.records.iter().cloned());
         }
+        records.extend(self.inherited().cloned());
         LogEntry::new(&[NewEvent::new("task.submitted", data)], &records)
+    }
+
+    /// What it takes over of what another task recorded.
+    pub(crate) fn inherited(&self) -> impl Iterator<Item = &Record> {
+        let forked = self.fork.iter().flat_map(|(_, prefix)| prefix);
+        forked.chain(self.undo.iter().flat_map(|undo| &undo.records))
     }
 
     /// A digest of what is asked for, defaults filled in and independent of spelling: two

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Bed, at_once};
-use longhaul::run::CheckpointPolicy;
-use longhaul::{NewTask, Run, State, StatePatch, TaskError, Worker};
+use longhaul::{CheckpointPolicy, NewTask, OnRefused, Run, State, StatePatch, TaskError, Worker};
 
 type Notes = Arc<Mutex<Vec<String>>>;
 
@@ -150,6 +149,114 @@ async fn a_snapshot_that_is_too_old_is_refused() {
     assert_eq!(task.state, State::Completed);
     let notes = notes.lock().expect("no panic").clone();
     assert!(notes.iter().filter(|note| note.starts_with("from")).all(|note| note == "from None"), "{notes:?}");
+    worker.stop().await;
+}
+
+/// Takes a snapshot, waits for a signal, and says whether it went on from the snapshot.
+async fn snap_and_wait(run: Run, policy: CheckpointPolicy) -> Result<bool, TaskError> {
+    let resumed = run.resume::<u32>(1, policy).await?.is_some();
+    if !resumed {
+        run.step("look", || async { Ok::<_, TaskError>(()) }).await?;
+        run.checkpoint(1, 1, &1, policy).await?;
+    }
+    run.signal::<()>("go").await?;
+    Ok(resumed)
+}
+
+#[tokio::test]
+async fn time_spent_waiting_does_not_make_a_snapshot_old() {
+    let bed = Bed::memory().await;
+    let policy = CheckpointPolicy { max_age: Duration::from_secs(60), ..CheckpointPolicy::default() };
+    let worker = Worker::new(&bed.client)
+        .handler("wait", move |run: Run, (): ()| snap_and_wait(run, policy))
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("wait", &())).await.expect("accepted").id;
+    bed.waiting_for(id, "signal").await;
+    bed.client.clock().advance(Duration::from_secs(3600));
+    bed.client.signal(id, "go", &()).await.expect("sent");
+    let task = bed.ended(id).await;
+    assert_eq!((task.state, task.result.expect("a result").get()), (State::Completed, "true"));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_refused_snapshot_fails_the_task_that_wants_it_so() {
+    let bed = Bed::memory().await;
+    let worker = Worker::new(&bed.client)
+        .handler("wait", |run: Run, (): ()| async move {
+            let policy = CheckpointPolicy { on_refused: OnRefused::Fail, ..CheckpointPolicy::default() };
+            // The second run is of a newer program with another form of snapshot.
+            let version = u32::try_from(run.fence()).expect("small");
+            if run.resume::<u32>(version, policy).await?.is_none() {
+                run.checkpoint(version, 1, &1, policy).await?;
+            }
+            run.signal::<()>("go").await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("wait", &())).await.expect("accepted").id;
+    bed.waiting_for(id, "signal").await;
+    bed.client.signal(id, "go", &()).await.expect("sent");
+    let task = bed.ended(id).await;
+    let error = task.error.expect("says why");
+    assert_eq!((task.state, error.code.as_str()), (State::Failed, "checkpoint_refused"));
+    assert!(error.message.contains("version"), "{}", error.message);
+    assert!(bed.kinds(id).await.contains(&"checkpoint.refused".to_owned()));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_failed_before_a_refused_snapshot_is_tried_again_from_the_journal() {
+    let bed = Bed::memory().await;
+    let worker = Worker::new(&bed.client)
+        .retry(at_once(3))
+        .handler("h", |run: Run, (): ()| async move {
+            let (version, policy) = (run.attempts(), CheckpointPolicy::default());
+            assert_eq!(run.resume::<u32>(version, policy).await?, None, "its form is another each time");
+            let attempts = run.attempts();
+            let tried = run
+                .step("try", move || async move {
+                    if attempts == 0 { Err(TaskError::fatal("not_yet", "later")) } else { Ok(attempts) }
+                })
+                .deferred(true)
+                .await;
+            run.checkpoint(version, 1, &1, policy).await?;
+            run.step("after", || async { Ok::<_, TaskError>(()) }).await?;
+            tried.map_err(|error| TaskError::retryable("again", error.message))
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    let task = bed.ended(id).await;
+    assert_eq!(task.result.expect("it gets there").get(), "1");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_is_refused_while_what_was_done_is_undone() {
+    let bed = Bed::memory().await;
+    let worker = Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move {
+            let own = run.clone();
+            run.step("make", || async { Ok::<_, TaskError>(1u32) })
+                .undo(move |_| {
+                    let run = own.clone();
+                    async move { run.checkpoint(1, 1, &1, CheckpointPolicy::default()).await }
+                })
+                .await?;
+            Err::<(), _>(TaskError::fatal("fall", "for good"))
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    let error = bed.ended(id).await.error.expect("says why");
+    assert_eq!(error.code, "compensation_failed");
+    assert_eq!(error.details["not_undone"][0]["error"]["code"], "checkpoint_refused");
     worker.stop().await;
 }
 

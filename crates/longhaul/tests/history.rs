@@ -32,7 +32,7 @@ async fn steps_and_waits_are_listed_as_they_went(bed: Bed) {
     bed.waiting_for(id, "approval").await;
     let steps = bed.client.steps(id).await.expect("read");
     let seen: Vec<(&str, &str, StepState)> =
-        steps.iter().map(|step| (step.name.as_str(), step.kind, step.state)).collect();
+        steps.iter().map(|step| (step.name.as_str(), &*step.kind, step.state)).collect();
     assert_eq!(seen, [("look", "step", StepState::Completed), ("approve", "approval", StepState::Pending)]);
     bed.client.approve(id, None, None, None).await.expect("approved");
     assert_eq!(bed.ended(id).await.state, State::Failed);

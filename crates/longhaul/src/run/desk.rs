@@ -18,16 +18,18 @@ use super::StepContext;
 pub(super) use super::journal::Unfinished;
 use super::journal::{Journal, Key, Touched};
 use super::line::Line;
+use super::order::Order;
 use super::outgoing::Outgoing;
 use crate::error::TaskError;
 use crate::event::{LogRow, NewEvent};
-use crate::record::{Effect, Op, Record};
+use crate::record::{Effect, Op, Record, UndoOn};
 use crate::retry::RetryPolicy;
-use crate::state::{AgentState, StatePatch};
-use crate::store::{AskChange, NewCheckpoint};
+use crate::state::AgentState;
+use crate::store::AskChange;
 use crate::task::{TaskId, Waiting};
 
 mod commit;
+mod gather;
 
 /// An operation that takes its place on the desk.
 pub(super) struct Asking<'a> {
@@ -144,13 +146,20 @@ pub(super) struct Desk {
     batch: u64,
     batches_done: u64,
     waiting_for_disk: Vec<(u64, Waker)>,
+    /// Everything recorded was given to the handler.
     live: bool,
+    /// Something new was started: what the handler says from now on is new.
+    begun: bool,
+    /// Progress that was told before the journal was read.
+    early: Vec<NewEvent>,
     /// Nothing new may start.
     closing: bool,
     /// Nothing forward is accepted any more.
     ended: bool,
     /// How to undo the steps that were asked for, in case they are completed.
     undos: HashMap<Key, Undo>,
+    /// When they are undone without a request.
+    pub(super) undo_on: UndoOn,
     /// What was done is being undone: only that is written.
     undoing: bool,
     asked: u64,
@@ -167,7 +176,7 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    pub(super) fn new(task: TaskId, fence: u64) -> Self {
+    pub(super) fn new(task: TaskId, fence: u64, undo_on: UndoOn) -> Self {
         Self {
             task,
             fence,
@@ -187,9 +196,12 @@ impl Desk {
             batches_done: 0,
             waiting_for_disk: Vec::new(),
             live: false,
+            begun: false,
+            early: Vec::new(),
             closing: false,
             ended: false,
             undos: HashMap::new(),
+            undo_on,
             undoing: false,
             asked: 0,
             wants_journal: false,
@@ -303,24 +315,6 @@ impl Desk {
         }
     }
 
-    /// Waits until what was gathered as `batch` is on disk.
-    pub(super) fn poll_disk(&mut self, batch: u64, cx: &mut Context<'_>) -> Poll<()> {
-        if self.batches_done >= batch {
-            return Poll::Ready(());
-        }
-        self.waiting_for_disk.push((batch, cx.waker().clone()));
-        Poll::Pending
-    }
-
-    /// Waits until the use of an approval, gathered as `batch`, is on disk; `false` when the store says
-    /// that it has expired.
-    pub(super) fn poll_used(&mut self, batch: u64, id: &str, cx: &mut Context<'_>) -> Poll<bool> {
-        if self.expired.remove(id) {
-            return Poll::Ready(false);
-        }
-        self.poll_disk(batch, cx).map(|()| true)
-    }
-
     /// The operation waits for something outside; nothing of it is under way. What it was given while it was on
     /// its way here stays with it.
     pub(super) fn wait(&mut self, key: &Key, waiting: Waiting) {
@@ -390,11 +384,6 @@ impl Desk {
         Ok(())
     }
 
-    /// Gathers a question or approval that is opened or closed.
-    pub(super) fn ask_changed(&mut self, change: AskChange) {
-        self.outgoing.asks.push(change);
-    }
-
     /// The operation is over, or was dropped.
     pub(super) fn leave(&mut self, key: &Key) {
         let ticket = self.tickets.remove(key);
@@ -443,64 +432,6 @@ impl Desk {
     /// Recorded names that the handler did not ask for.
     pub(super) fn unused(&self) -> Vec<String> {
         self.journal.unused().filter(|key| !self.left.contains(key)).map(|(_, name)| name.clone()).collect()
-    }
-
-    /// Gathers what must be on disk before the operation goes on; gives the batch to wait for.
-    pub(super) fn record(&mut self, record: Record, events: impl IntoIterator<Item = NewEvent>) -> u64 {
-        self.outgoing.events.extend(events);
-        self.outgoing.records.push(record);
-        self.outgoing.urgent = true;
-        self.batch
-    }
-
-    /// Gathers a record that can wait for the next commit.
-    pub(super) fn note(&mut self, record: Record, event: NewEvent) {
-        self.outgoing.events.push(event);
-        self.outgoing.records.push(record);
-    }
-
-    /// Gathers an event that can wait for the next commit.
-    pub(super) fn tell(&mut self, event: NewEvent) {
-        self.outgoing.events.push(event);
-    }
-
-    /// Gathers progress; dropped while the past is being replayed.
-    pub(super) fn progress(&mut self, event: NewEvent) {
-        if self.live {
-            self.outgoing.progress = Some(event.data.to_string());
-            self.outgoing.events.push(event);
-        }
-    }
-
-    /// Gathers a change of the task's state; it gets its version when it is written.
-    pub(super) fn patch(&mut self, patch: StatePatch) {
-        self.outgoing.records.push(Record::Patched { patch: patch.clone(), version: 0 });
-        self.outgoing.patches.push(patch);
-    }
-
-    /// Gathers a snapshot. It begins a new part of the journal; what is recorded already in
-    /// replay is not written again.
-    pub(super) fn checkpoint(&mut self, checkpoint: NewCheckpoint) -> Result<Option<u64>, TaskError> {
-        if let Some((_, name)) = self.tickets.keys().next() {
-            return Err(TaskError::fatal(
-                "checkpoint_in_flight",
-                format!("'{name}' is under way; take a checkpoint when nothing else is"),
-            ));
-        }
-        self.take_back();
-        let part = self.part + 1;
-        self.part = part;
-        self.counts.clear();
-        self.journal.skip_to(part);
-        if part <= self.journal.newest_part() {
-            return Ok(None);
-        }
-        self.outgoing.checkpoint = Some(checkpoint);
-        Ok(Some(self.record(
-            // What is kept is known when it is written.
-            Record::Checkpoint { part, kept: Vec::new() },
-            [NewEvent::new("checkpoint.saved", serde_json::json!({"part": part}))],
-        )))
     }
 
     /// Goes on from a checkpoint that begins `part` at event `seq`. A journal that was not read
@@ -574,7 +505,7 @@ impl Desk {
         if self.outgoing.urgent {
             return Some(Next::Commit);
         }
-        (!self.outgoing.events.is_empty()).then_some(Next::CommitSoon)
+        self.outgoing.soon.then_some(Next::CommitSoon)
     }
 
     /// Releases the outcome with the lowest order that was asked for: what was recorded of the
@@ -632,8 +563,8 @@ impl Desk {
             }
         }
         if started {
-            self.live = true;
-            self.journal.show_patches(u64::MAX);
+            (self.live, self.begun) = (true, true);
+            self.journal.show_patches(Order::LAST);
         }
         started
     }
@@ -641,10 +572,18 @@ impl Desk {
     /// Takes in the log that was read.
     pub(super) fn load(&mut self, rows: &[LogRow], complete: bool) -> Result<(), TaskError> {
         self.journal.read(rows)?;
+        if !complete && !self.loaded {
+            // A record further on may come before these.
+            return Ok(());
+        }
+        self.journal.take_read();
         self.look_at_news();
-        if complete && !self.loaded {
+        if !self.loaded {
             self.loaded = true;
             self.live = self.journal.is_used_up();
+            for event in std::mem::take(&mut self.early) {
+                self.progress(event);
+            }
         }
         Ok(())
     }
@@ -699,8 +638,9 @@ impl Desk {
         self.names.clear();
         self.line.clear();
         // What was gathered to go forward is not wanted any more.
-        self.outgoing.keep_settled();
-        (self.closing, self.ended, self.undoing, self.live) = (false, true, true, true);
+        self.outgoing.keep_settled(self.ended);
+        (self.closing, self.ended, self.undoing) = (false, true, true);
+        (self.live, self.begun) = (true, true);
     }
 
     /// Whether how to undo it is known of every step that is to be undone.
@@ -724,7 +664,7 @@ mod tests {
 
     #[test]
     fn what_arrives_before_an_operation_begins_to_wait_is_not_lost() {
-        let mut desk = Desk::new(TaskId::new(), 1);
+        let mut desk = Desk::new(TaskId::new(), 1, UndoOn::default());
         let input = Record::Input(RawValue::NULL.to_owned());
         let row = |seq, record: Record| {
             let entry = LogEntry::new(&[NewEvent::new("test", serde_json::Value::Null)], &[record]);

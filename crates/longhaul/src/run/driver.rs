@@ -132,14 +132,22 @@ impl Driver {
         if self.undoing {
             return Ok(None);
         }
+        let mut asked = false;
         let ending = match end {
             End::Returned(Err(error)) if self.is_final(error) => {
                 (State::Failed, error.clone().detail("task_attempts", self.run.inner.lease.attempts + 1))
             }
             End::DeadlineExceeded => (State::Failed, self.deadline_error()),
-            End::Cancelled => (State::Cancelled, cancel_error(&self.cancel_request().await)),
+            End::Cancelled => {
+                let cancel = self.cancel_request().await;
+                asked = cancel.undo;
+                (State::Cancelled, cancel_error(&cancel))
+            }
             _ => return Ok(None),
         };
+        if !self.run.desk().undo_on.applies(ending.0, asked) {
+            return Ok(None);
+        }
         if !self.run.desk().is_loaded() {
             tokio::select! {
                 loaded = self.load() => match loaded {
@@ -173,6 +181,7 @@ impl Driver {
             let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after, LOG_PAGE)).await;
             let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
             if rows.is_empty() {
+                journal.take_read();
                 return Ok(journal);
             }
             journal.read(&rows)?;
@@ -475,9 +484,9 @@ impl Driver {
         let read = match answer {
             Ok(Ok(_)) if desk.is_suspending() => return Some(End::Suspended),
             Ok(Ok(committed)) => match others {
-                Ok(others) => desk.committed(&others, committed.last_seq),
+                Ok(others) => desk.committed(&others, committed),
                 Err(error) => {
-                    let written = desk.committed(&[], committed.last_seq);
+                    let written = desk.committed(&[], committed);
                     written.and(Err(TaskError::retryable("store", error.to_string())))
                 }
             },

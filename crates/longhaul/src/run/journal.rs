@@ -10,13 +10,20 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::child::{CHILD, Child, ChildEnded, SPAWN};
+use super::child::{CHILD, ChildEnded};
+use super::order::{self, Order};
 use crate::error::TaskError;
 use crate::event::LogRow;
-use crate::record::{Decision, Effect, Op, Record, records_of};
-use crate::state::{AgentState, StatePatch};
+use crate::record::{Decision, Effect, Op, Record};
+use crate::state::{AgentState, StateChange};
 use crate::store::locks::News;
 use crate::task::{State, TaskId};
+
+mod legacy;
+mod told;
+
+pub(crate) use legacy::{prefix, to_undo};
+use told::Told;
 
 /// Which operation: the part of the journal and the name in it.
 pub(super) type Key = (u32, String);
@@ -42,7 +49,7 @@ pub(super) fn undo_name((part, step): &Key) -> String {
 /// What was recorded of an operation that ended.
 #[derive(Clone, Debug)]
 pub(super) struct Recorded {
-    pub(super) order: u64,
+    pub(super) order: Order,
     pub(super) op: Option<Op>,
     pub(super) outcome: Result<Box<RawValue>, TaskError>,
 }
@@ -65,7 +72,7 @@ pub(super) struct Unfinished {
 /// Something that came from outside.
 #[derive(Clone, Debug)]
 struct Arrival {
-    order: u64,
+    order: Order,
     message: Box<RawValue>,
     /// How often the task had been opened again before it came.
     opened: u32,
@@ -91,22 +98,30 @@ pub(super) struct Journal {
     unfinished: HashMap<Key, Unfinished>,
     /// The part that new records belong to.
     part: u32,
-    order: u64,
-    /// Patches not yet visible to the handler, with their order.
-    patches: VecDeque<(u64, StatePatch, u64)>,
+    /// The order of the newest record, and how many were taken in.
+    order: Order,
+    taken: u64,
+    /// What was read and not taken in yet, each with the number of its row's first event.
+    read: Vec<(u64, Record)>,
+    /// Progress that was told since something was recorded last.
+    told: Told,
+    /// Changes of the state not yet visible to the handler, with their order.
+    patches: VecDeque<(Order, StateChange, u64)>,
     state: AgentState,
     state_version: u64,
+    /// The state was begun, as far as the handler knows.
+    state_begun: bool,
     /// What came from outside and was not given to the handler yet, by address.
     arrivals: HashMap<String, VecDeque<Arrival>>,
     /// The ids of what came with one.
     known_ids: HashSet<Uuid>,
     /// Where each part begins, and what had arrived and was not given to the handler then.
-    checkpoints: HashMap<u32, (u64, Kept)>,
+    checkpoints: HashMap<u32, (Order, Kept)>,
     /// The past before a checkpoint was not read.
     began_late: bool,
     /// Steps that were completed, can be undone and were not, with their results, by the order of
     /// their completion.
-    undoable: BTreeMap<u64, (Key, Box<RawValue>)>,
+    undoable: BTreeMap<Order, (Key, Box<RawValue>)>,
     /// Steps that were undone, in that order, until a resume lets them start again.
     undone: Vec<Key>,
     /// How often a step was undone and may start again: its keys are new each time.
@@ -125,30 +140,34 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Takes in rows of the log, in order. A row that was taken in before is passed over.
+    /// Reads rows of the log, in order; [`Journal::take_read`] takes them in. A row that was read
+    /// before is passed over.
     pub(super) fn read(&mut self, rows: &[LogRow]) -> Result<(), TaskError> {
         for row in rows {
             if row.last_seq() <= self.seen {
                 continue;
             }
-            let records = records_of(row).map_err(|error| {
-                TaskError::fatal(
-                    "journal_damaged",
-                    format!("row {} of the task's log cannot be read: {error}", row.seq),
-                )
-                .detail("seq", row.seq)
-            })?;
-            for record in records {
-                self.take(record);
-            }
+            let first = self.read.len();
+            self.read.extend(order::numbered(row)?);
+            self.told.read(row, self.read[first..].iter().map(|(_, record)| record));
             self.seen = self.seen.max(row.last_seq());
         }
         Ok(())
     }
 
-    /// Takes in one record; gives its order.
-    pub(super) fn take(&mut self, record: Record) -> u64 {
-        self.order += 1;
+    /// Takes in what was read, in the order in which it is given.
+    pub(super) fn take_read(&mut self) {
+        let mut records = std::mem::take(&mut self.read);
+        order::sort(&mut records);
+        for (seq, record) in records {
+            self.take(seq, record);
+        }
+    }
+
+    /// Takes in one record of the row that begins with event `seq`; gives its order.
+    pub(super) fn take(&mut self, seq: u64, record: Record) -> Order {
+        self.taken += 1;
+        self.order = Order::of(&record, seq, self.taken);
         let part = self.part;
         match record {
             Record::Input(_) => {}
@@ -182,7 +201,12 @@ impl Journal {
                 (entry.tries, entry.doubt) = (attempt, Some(error));
             }
             Record::Decided { step, decision, reason, .. } => self.decide(self.in_doubt(step), decision, reason),
-            Record::Patched { patch, version } => self.patches.push_back((self.order, patch, version)),
+            Record::Patched { patch, version } => {
+                self.patches.push_back((self.order, StateChange::Patch(patch), version));
+            }
+            Record::StateBegun { state, version } => {
+                self.patches.push_back((self.order, StateChange::Begin(state), version));
+            }
             Record::Checkpoint { part, kept } => {
                 self.part = part;
                 self.checkpoints.insert(part, (self.order, kept));
@@ -205,6 +229,11 @@ impl Journal {
             }
             Record::Withdrawn { part, step } => {
                 self.unfinished.remove(&(part, step));
+            }
+            Record::Earlier { part, record } => {
+                let newest = std::mem::replace(&mut self.part, part);
+                self.take(seq, *record);
+                self.part = newest;
             }
             Record::Inherited { part, step, op, result } => self.end((part, step), Some(op), Ok(result)),
         }
@@ -283,7 +312,7 @@ impl Journal {
     }
 
     /// The order of what arrived first at an address.
-    pub(super) fn arrived(&self, at: &str) -> Option<u64> {
+    pub(super) fn arrived(&self, at: &str) -> Option<Order> {
         self.arrivals.get(at)?.front().map(|arrival| arrival.order)
     }
 
@@ -299,38 +328,6 @@ impl Journal {
         self.unfinished.remove(key);
         self.show_patches(arrival.order);
         Some(arrival.message)
-    }
-
-    /// What a fork of the task takes over, in its order: what was recorded well and not undone, what
-    /// arrived, and changes of the state. Approvals and locks are not passed on.
-    fn legacy(self, undone: &[Key]) -> Vec<Record> {
-        let mut all: Vec<(u64, Record)> = Vec::new();
-        for ((part, step), recorded) in self.recorded {
-            let Ok(result) = recorded.outcome else { continue };
-            let op = recorded.op.unwrap_or(Op::Step);
-            // Children that had not ended then would never be heard of: the fork makes its own.
-            let unheard = |child: &Child| !self.arrivals.contains_key(&format!("{CHILD}{}", child.id));
-            let children: Vec<Child> = match step.starts_with(SPAWN) {
-                true => serde_json::from_str(result.get()).unwrap_or_default(),
-                false => Vec::new(),
-            };
-            let key = (part, step);
-            if !undone.contains(&key) && !children.iter().any(unheard) && !matches!(op, Op::Undo | Op::Approval) {
-                let (part, step) = key;
-                all.push((recorded.order, Record::Inherited { part, step, op, result }));
-            }
-        }
-        for (at, arrivals) in self.arrivals {
-            if !at.starts_with(APPROVAL) && !at.starts_with(LOCK) {
-                let arrived = |arrival: Arrival| {
-                    (arrival.order, Record::Arrived { at: at.clone(), message: arrival.message, id: None })
-                };
-                all.extend(arrivals.into_iter().map(arrived));
-            }
-        }
-        all.extend(self.patches.into_iter().map(|(at, patch, version)| (at, Record::Patched { patch, version })));
-        all.sort_by_key(|(order, _)| *order);
-        all.into_iter().map(|(_, record)| record).collect()
     }
 
     /// What can be undone, the last completed first.
@@ -462,13 +459,25 @@ impl Journal {
     }
 
     /// Makes patches up to `order` visible.
-    pub(super) fn show_patches(&mut self, order: u64) {
+    pub(super) fn show_patches(&mut self, order: Order) {
         while self.patches.front().is_some_and(|(at, ..)| *at <= order) {
-            if let Some((_, patch, version)) = self.patches.pop_front() {
-                self.state.apply(&patch);
+            if let Some((_, change, version)) = self.patches.pop_front() {
+                self.state.change(&change);
                 self.state_version = version;
+                self.state_begun |= matches!(change, StateChange::Begin(_));
             }
         }
+    }
+
+    /// Whether the state was begun. When the past was not read, one that there is was.
+    pub(super) fn has_begun_state(&self) -> bool {
+        self.state_begun || (self.began_late && self.state_version > 0)
+    }
+
+    /// Whether progress was told by a run before, since something was recorded last; asked for once
+    /// for each time it was told.
+    pub(super) fn told_before(&mut self, progress: &serde_json::Value) -> bool {
+        self.told.take(progress)
     }
 
     /// The state as the handler may see it now.
@@ -505,12 +514,13 @@ impl Journal {
         }
         self.arrivals.retain(|_, arrivals| !arrivals.is_empty());
         self.keep(kept);
+        self.show_patches(at);
     }
 
     /// Puts what was kept by a checkpoint before everything that came later.
     fn keep(&mut self, kept: Kept) {
-        for (order, (at, message)) in kept.into_iter().enumerate().rev() {
-            let arrival = Arrival { order: order as u64, message, opened: 0 };
+        for (number, (at, message)) in kept.into_iter().enumerate().rev() {
+            let arrival = Arrival { order: Order::kept(number as u64), message, opened: 0 };
             self.arrivals.entry(at).or_default().push_front(arrival);
         }
     }
@@ -534,8 +544,6 @@ impl Journal {
         self.part = part;
         self.seen = seq;
         self.began_late = true;
-        // What was kept comes before everything that is read from here on.
-        self.order = kept.len() as u64;
         self.keep(kept);
         if let Some((version, state)) = state {
             (self.state_version, self.state) = (version, state);
@@ -546,54 +554,6 @@ impl Journal {
     pub(super) fn newest_part(&self) -> u32 {
         self.part
     }
-}
-
-fn all_records(rows: &[LogRow]) -> Result<Vec<Record>, TaskError> {
-    let mut records = Vec::new();
-    for row in rows {
-        records.extend(records_of(row).map_err(|error| {
-            TaskError::fatal("journal_damaged", format!("row {} of the log cannot be read: {error}", row.seq))
-        })?);
-    }
-    Ok(records)
-}
-
-/// What an undo of `task` begins with, which was recorded so far in these rows: all of it, to replay the
-/// handler from. `None` when nothing is left to undo.
-pub(crate) fn to_undo(rows: &[LogRow], task: TaskId, why: TaskError) -> Result<Option<Vec<Record>>, TaskError> {
-    let mut records = all_records(rows)?;
-    records.retain(|record| !matches!(record, Record::Input(_)));
-    records.push(Record::UndoOf { task });
-    let mut journal = Journal::default();
-    for record in &records {
-        journal.take(record.clone());
-    }
-    records.push(Record::Undoing { state: State::Completed, error: why });
-    Ok(journal.has_undoable().then_some(records))
-}
-
-/// What a fork from `step` on takes over of a task with this log; `None` when the log does not know
-/// the step.
-pub(crate) fn prefix(rows: &[LogRow], step: &str) -> Result<Option<Vec<Record>>, TaskError> {
-    let mut records = all_records(rows)?;
-    // Since the task was resumed last, if it got that far again.
-    let resumed = records.iter().rposition(|record| matches!(record, Record::Reopened { resumed: true }));
-    let is_it = |record: &Record| record.step() == Some(step);
-    let since = resumed.unwrap_or(0);
-    let again = records[since..].iter().position(is_it).map(|place| since + place);
-    let Some(cut) = again.or_else(|| records.iter().position(is_it)) else { return Ok(None) };
-    let undone: Vec<Key> = records[cut..]
-        .iter()
-        .filter_map(|record| match record {
-            Record::Undone { part, step } => Some((*part, step.clone())),
-            _ => None,
-        })
-        .collect();
-    let mut journal = Journal::default();
-    for record in records.drain(..cut) {
-        journal.take(record);
-    }
-    Ok(Some(journal.legacy(&undone)))
 }
 
 /// The effect class that decides whether an interrupted try is in doubt.
@@ -614,6 +574,7 @@ mod tests {
             started: 0,
             result: RawValue::NULL.to_owned(),
             undoable: false,
+            given_after: None,
         }
     }
 
@@ -629,10 +590,10 @@ mod tests {
     #[test]
     fn a_new_attempt_forgets_failures_and_keeps_successes() {
         let mut journal = Journal::default();
-        journal.take(done("a"));
-        journal.take(failed("b", 3, true));
+        journal.take(0, done("a"));
+        journal.take(0, failed("b", 3, true));
         assert!(journal.recorded(&key("b")).is_some());
-        journal.take(Record::Reopened { resumed: false });
+        journal.take(0, Record::Reopened { resumed: false });
         assert!(journal.recorded(&key("a")).is_some());
         assert!(journal.recorded(&key("b")).is_none());
     }
@@ -640,26 +601,26 @@ mod tests {
     #[test]
     fn tries_are_counted_over_crashes() {
         let mut journal = Journal::default();
-        journal.take(failed("a", 1, false));
-        journal.take(failed("a", 2, false));
+        journal.take(0, failed("a", 1, false));
+        journal.take(0, failed("a", 2, false));
         assert_eq!(journal.unfinished(&key("a")).tries, 2);
     }
 
     #[test]
     fn an_intent_without_a_record_is_in_doubt_until_decided() {
         let mut journal = Journal::default();
-        journal.take(Record::Intent { step: "pay".into(), attempt: 1, undoable: false });
+        journal.take(0, Record::Intent { step: "pay".into(), attempt: 1, undoable: false });
         assert!(doubtful(Effect::Irreversible, &journal.unfinished(&key("pay"))).is_some());
         assert!(doubtful(Effect::Idempotent, &journal.unfinished(&key("pay"))).is_none());
         let decide = |decision| Record::Decided { step: "pay".into(), decision, by: "ann".into(), reason: None };
-        journal.take(decide(Decision::Retry));
+        journal.take(0, decide(Decision::Retry));
         assert!(journal.unfinished(&key("pay")).doubt.is_none());
-        journal.take(Record::Intent { step: "pay".into(), attempt: 1, undoable: false });
-        journal.take(decide(Decision::Fail));
+        journal.take(0, Record::Intent { step: "pay".into(), attempt: 1, undoable: false });
+        journal.take(0, decide(Decision::Fail));
         let recorded = journal.recorded(&key("pay")).expect("decided");
         let error = recorded.outcome.as_ref().expect_err("failed");
         assert_eq!(error.cause.as_ref().expect("the doubt").code, "interrupted");
-        journal.take(Record::Reopened { resumed: false });
+        journal.take(0, Record::Reopened { resumed: false });
         assert!(journal.unfinished(&key("pay")).doubt.is_some(), "opened again, it is in doubt again");
     }
 
@@ -669,7 +630,7 @@ mod tests {
         let arrived = |id| Record::Arrived { at: "signal/go".into(), message: RawValue::NULL.to_owned(), id };
         let (one, two) = (Some(Uuid::now_v7()), Some(Uuid::now_v7()));
         for id in [one, one, two, None, None, one] {
-            journal.take(arrived(id));
+            journal.take(0, arrived(id));
         }
         let given = std::iter::from_fn(|| journal.hand_over("signal/go", &key("signal go")));
         assert_eq!(given.count(), 4);
@@ -678,10 +639,10 @@ mod tests {
     #[test]
     fn names_after_a_checkpoint_are_new_names() {
         let mut journal = Journal::default();
-        journal.take(done("think"));
-        journal.take(Record::Checkpoint { part: 1, kept: Vec::new() });
+        journal.take(0, done("think"));
+        journal.take(0, Record::Checkpoint { part: 1, kept: Vec::new() });
         assert!(journal.recorded(&(1, "think".into())).is_none());
-        journal.take(done("think"));
+        journal.take(0, done("think"));
         journal.skip_to(1);
         assert!(journal.recorded(&(0, "think".into())).is_none());
         assert!(journal.recorded(&(1, "think".into())).is_some());

@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::journal::Key;
+use super::order::Order;
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Line {
     /// The order of an outcome, the number of the operation that may be given it, and its key.
-    due: BTreeSet<(u64, u64, Key)>,
+    due: BTreeSet<(Order, u64, Key)>,
     /// Those that wait at each address, by their numbers.
     waiting: HashMap<String, BTreeMap<u64, Key>>,
     /// Those that may start, or start again.
@@ -21,12 +22,12 @@ pub(super) struct Line {
 
 impl Line {
     /// Something may be given to an operation.
-    pub(super) fn push(&mut self, order: u64, number: u64, key: Key) {
+    pub(super) fn push(&mut self, order: Order, number: u64, key: Key) {
         self.due.insert((order, number, key));
     }
 
     /// The next that may be given something: the order of that, and the operation's number and key.
-    pub(super) fn pop(&mut self) -> Option<(u64, u64, Key)> {
+    pub(super) fn pop(&mut self) -> Option<(Order, u64, Key)> {
         self.due.pop_first()
     }
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use super::desk::{Asking, Turn, Undo};
 use super::journal::{Key, doubtful};
+use super::told::check_event_type;
 use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
@@ -21,6 +22,7 @@ use crate::task::{TaskId, Waiting};
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 type Work<'a, T> = Box<dyn FnMut(StepContext) -> BoxFuture<'a, Result<T, TaskError>> + Send + 'a>;
+type Tells<'a, T> = Box<dyn FnOnce(&T) -> Vec<(String, Value)> + Send + 'a>;
 
 /// What a step's function may want to know, to pass it on to the outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +56,9 @@ pub struct Step<'a, T> {
     verify: Option<Work<'a, Option<T>>>,
     undo: Option<Undo>,
     undoable: bool,
+    kind: Option<&'static str>,
+    deferred: bool,
+    tells: Option<Tells<'a, T>>,
 }
 
 impl<'a, T> Step<'a, T>
@@ -77,6 +82,9 @@ where
             verify: None,
             undo: None,
             undoable: false,
+            kind: None,
+            deferred: false,
+            tells: None,
         }
     }
 
@@ -89,6 +97,29 @@ where
     /// What kind of effect it has; `idempotent` by default.
     pub fn effect(mut self, effect: Effect) -> Self {
         self.effect = effect;
+        self
+    }
+
+    /// What it is called among the task's steps instead of `step`: `model`, `tool`, …
+    pub fn kind(mut self, kind: &'static str) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// Its record may wait for the run's next commit, and its result is given at once: less is written,
+    /// and a crash before that runs it again, under the same idempotency key. Everything that is recorded
+    /// after it is written with it or later. Only for `read` and `idempotent` steps that are not undone;
+    /// of others it changes nothing.
+    pub fn deferred(mut self, yes: bool) -> Self {
+        self.deferred = yes;
+        self
+    }
+
+    /// Events of one's own (type and data, as for [`Run::publish`]) that are told in the transaction of
+    /// its record. Asked for once, when the step has a result; not in a replay, and not for a result that
+    /// a person gave.
+    pub fn tells(mut self, events: impl FnOnce(&T) -> Vec<(String, Value)> + Send + 'a) -> Self {
+        self.tells = Some(Box::new(events));
         self
     }
 
@@ -122,8 +153,8 @@ where
         self
     }
 
-    /// How to undo it. When the task fails for good, is cancelled or misses its deadline, what was
-    /// completed is undone, the last completed first; each undo is a step itself, tried three times
+    /// How to undo it. When the task fails for good, is cancelled or misses its deadline (unless
+    /// [`Run::undo_on`] says otherwise), what was completed is undone, the last completed first; each undo is a step itself, tried three times
     /// unless [`Step::undo_retry`] says otherwise. After a crash the handler is replayed to get here
     /// again, so an undo may only use what it was given: the result, and what it captured.
     pub fn undo<F, Fut, E>(self, mut undo: F) -> Self
@@ -205,8 +236,7 @@ where
                         Some(false) => {
                             let error = step_failed(&operation.key.1, tries, why);
                             self.run.inner.meter.step_ended(StepEnded::Failed);
-                            let started = self.run.now_micros();
-                            operation.settle(self.effect, self.undoable, tries, started, Err(error)).await;
+                            operation.settle(self.ended(tries, self.run.now_micros()), Err(error)).await;
                             break;
                         }
                         None => {
@@ -233,9 +263,8 @@ where
         match asked.watch(|| verify(context)).await {
             Ok(Some(result)) => {
                 asked.verified(Ok(true));
-                let started = self.run.now_micros();
-                let result = encode(&operation.key, &result);
-                operation.settle(self.effect, self.undoable, attempt, started, result).await;
+                let outcome = self.outcome(operation, &result);
+                operation.settle(self.ended(attempt, self.run.now_micros()), outcome).await;
                 Some(true)
             }
             Ok(None) => {
@@ -254,13 +283,15 @@ where
         let run = self.run;
         let name = &operation.key.1;
         let started = run.now_micros();
-        let begun = NewEvent::of_step("step.started", name, json!({"attempt": attempt})).at(started);
+        let begun = NewEvent::of_step("step.started", name, self.said(json!({"attempt": attempt}))).at(started);
         run.desk().rest(&operation.key);
         run.may_start_effect().await;
         if self.effect.needs_intent() {
             operation
                 .record(Record::Intent { step: name.clone(), attempt, undoable: self.undoable }, [begun])
                 .await;
+        } else if self.is_deferred() {
+            run.desk().tell_later(begun);
         } else {
             run.desk().tell(begun);
         }
@@ -275,10 +306,10 @@ where
                 .await
                 .unwrap_or_else(|_| Err(TaskError::in_doubt("timeout", format!("no result after {limit:?}")))),
         };
-        let error = match outcome.and_then(|value| encode(&operation.key, &value)) {
-            Ok(result) => {
+        let error = match outcome.and_then(|value| self.outcome(operation, &value)) {
+            Ok(outcome) => {
                 tried.completed();
-                operation.settle(self.effect, self.undoable, attempt, started, Ok(result)).await;
+                operation.settle(self.ended(attempt, started), Ok(outcome)).await;
                 return Tried::Settled;
             }
             Err(error) => error,
@@ -294,7 +325,7 @@ where
         if !error.retryable || !self.policy.allows(attempt) {
             tried.failed(&error);
             let error = step_failed(name, attempt, error);
-            operation.settle(self.effect, self.undoable, attempt, started, Err(error)).await;
+            operation.settle(self.ended(attempt, started), Err(error)).await;
             return Tried::Settled;
         }
         let delay = self.policy.delay(attempt);
@@ -302,8 +333,8 @@ where
         let failed = NewEvent::of_step(
             "step.failed",
             name,
-            json!({"attempt": attempt, "attempts": self.policy.attempts, "error": error,
-                   "retry_in_ms": u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)}),
+            self.said(json!({"attempt": attempt, "attempts": self.policy.attempts, "error": error,
+                   "retry_in_ms": u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)})),
         );
         let message = format!(
             "Step {name}: attempt {attempt} of {} failed ({}); trying again in {:.1} s",
@@ -322,6 +353,59 @@ where
         operation.rest(delay).await;
         Tried::Again
     }
+
+    /// Whether its record may wait.
+    fn is_deferred(&self) -> bool {
+        self.deferred && !self.effect.needs_intent() && !self.undoable
+    }
+
+    fn ended(&self, attempt: u32, started: i64) -> Ended {
+        let Self { effect, undoable, kind, .. } = *self;
+        Ended { effect, undoable, deferred: self.is_deferred(), kind, attempt, started }
+    }
+
+    /// The result as it is recorded, and what is told with it.
+    fn outcome(&mut self, operation: &Operation, value: &T) -> Result<Outcome, TaskError> {
+        let result = encode(&operation.key, value)?;
+        let mut events = Vec::new();
+        for (kind, data) in self.tells.take().map(|tells| tells(value)).unwrap_or_default() {
+            match check_event_type(&kind) {
+                Ok(()) => events.push(NewEvent::of_step(kind, &operation.key.1, data)),
+                // What happened is recorded all the same.
+                Err(error) => tracing::error!(step = operation.key.1, kind, %error, "an event was not told"),
+            }
+        }
+        Ok(Outcome { result, events })
+    }
+
+    /// What an event of the step says, with its kind.
+    fn said(&self, data: Value) -> Value {
+        with_kind(data, self.kind)
+    }
+}
+
+/// How a step ended, beside its outcome.
+struct Ended {
+    effect: Effect,
+    undoable: bool,
+    deferred: bool,
+    kind: Option<&'static str>,
+    attempt: u32,
+    started: i64,
+}
+
+/// What a step gave.
+struct Outcome {
+    result: Box<RawValue>,
+    /// Told with it.
+    events: Vec<NewEvent>,
+}
+
+fn with_kind(mut data: Value, kind: Option<&'static str>) -> Value {
+    if let Some(kind) = kind {
+        data["kind"] = kind.into();
+    }
+    data
 }
 
 enum Tried {
@@ -401,7 +485,11 @@ impl Operation {
 
     /// Records something and waits until it is on disk.
     pub(super) async fn record(&self, record: Record, events: impl IntoIterator<Item = NewEvent>) {
-        let batch = self.run.desk().record(record, events);
+        let batch = {
+            let mut desk = self.run.desk();
+            let record = desk.of_part(self.key.0, record);
+            desk.record(record, events)
+        };
         self.on_disk(batch).await;
     }
 
@@ -417,32 +505,40 @@ impl Operation {
     }
 
     /// Records the outcome of the step; it is released in its turn.
-    async fn settle(
-        &self,
-        effect: Effect,
-        undoable: bool,
-        attempt: u32,
-        started: i64,
-        outcome: Result<Box<RawValue>, TaskError>,
-    ) {
+    async fn settle(&self, ended: Ended, outcome: Result<Outcome, TaskError>) {
+        let Ended { effect, undoable, deferred, kind, attempt, started } = ended;
         let step = self.key.1.clone();
-        let took_ms = (self.run.now_micros() - started) / 1_000;
-        let (record, event) = match outcome {
-            Ok(result) => {
-                let event =
-                    NewEvent::of_step("step.completed", &step, json!({"attempt": attempt, "took_ms": took_ms}));
-                (Record::Done { step, op: Op::Step, effect, attempt, started, result, undoable }, event)
-            }
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
             Err(error) => {
-                let event = NewEvent::of_step(
-                    "step.failed",
-                    &step,
-                    json!({"attempt": attempt, "error": error, "last": true}),
-                );
-                (Record::Failed { step, effect, attempt, started, last: true, error }, event)
+                let said = with_kind(json!({"attempt": attempt, "error": error, "last": true}), kind);
+                let event = NewEvent::of_step("step.failed", &step, said);
+                return self
+                    .record(Record::Failed { step, effect, attempt, started, last: true, error }, [event])
+                    .await;
             }
         };
-        self.record(record, [event]).await;
+        let now = self.run.now_micros();
+        let said = with_kind(json!({"attempt": attempt, "took_ms": (now - started) / 1_000}), kind);
+        let event = NewEvent::of_step("step.completed", &step, said);
+        let event = if deferred { event.at(now) } else { event };
+        let events = outcome.events.into_iter().chain([event]);
+        let result = outcome.result;
+        let given_after = None;
+        let record = Record::Done { step, op: Op::Step, effect, attempt, started, result, undoable, given_after };
+        let batch = {
+            let mut desk = self.run.desk();
+            let part = self.key.0;
+            if deferred {
+                desk.defer(part, record, events)
+            } else {
+                let record = desk.of_part(part, record);
+                Some(desk.record(record, events))
+            }
+        };
+        if let Some(batch) = batch {
+            self.on_disk(batch).await;
+        }
     }
 
     pub(super) fn wait_for_decision(&self) {

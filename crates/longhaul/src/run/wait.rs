@@ -71,7 +71,9 @@ impl Run {
     fn begin_sleep(&self, operation: &Operation, until: i64) -> i64 {
         let data = json!({"kind": "sleep", "until": timestamp(until)});
         let event = NewEvent::of_step("step.started", &operation.key.1, data);
-        self.desk().note(operation.began(Some(until), None), event);
+        let mut desk = self.desk();
+        let record = desk.of_part(operation.key.0, operation.began(Some(until), None));
+        desk.note(record, event);
         until
     }
 
@@ -95,7 +97,7 @@ impl Run {
     /// `approval_expired`; neither is tried again.
     pub fn approve(&self, what: impl Into<String>, risk: Risk) -> Approve {
         let (what, arguments) = (what.into(), Ok(Value::Null));
-        Approve { run: self.clone(), key: None, what, risk, arguments, expires: APPROVAL_TIME }
+        Approve { run: self.clone(), key: None, what, risk, tool: None, arguments, expires: APPROVAL_TIME }
     }
 
     /// Puts something to a person, once, and waits for what they say.
@@ -183,6 +185,7 @@ impl Run {
         let batch = {
             let mut desk = self.desk();
             desk.ask_changed(AskChange::Expire { id });
+            let record = desk.of_part(operation.key.0, record);
             desk.record(record, [event])
         };
         operation.on_disk(batch).await;
@@ -201,7 +204,8 @@ impl Run {
             if approve {
                 desk.ask_changed(AskChange::Use { id: id.clone(), step: step.clone() });
             }
-            desk.record(operation.done(self.now_micros(), result), [event])
+            let record = desk.of_part(operation.key.0, operation.done(self.now_micros(), result));
+            desk.record(record, [event])
         };
         let in_time = std::future::poll_fn(|cx| self.desk().poll_used(batch, &id, cx)).await;
         if !in_time {
@@ -384,6 +388,17 @@ pub enum Risk {
     ExternalAction,
 }
 
+impl Risk {
+    /// The word used in manifests, states and the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadOnly => "read_only",
+            Self::WriteLocal => "write_local",
+            Self::ExternalAction => "external_action",
+        }
+    }
+}
+
 /// An approval about to be asked for; `.await` it for the decision.
 #[must_use = "an approval is not asked for until it is awaited"]
 pub struct Approve {
@@ -391,6 +406,7 @@ pub struct Approve {
     key: Option<String>,
     what: String,
     risk: Risk,
+    tool: Option<(String, String)>,
     arguments: Result<Value, String>,
     expires: Duration,
 }
@@ -405,6 +421,13 @@ impl Approve {
     /// The exact arguments of what is approved; shown to people, and part of the digest.
     pub fn arguments(mut self, arguments: &impl Serialize) -> Self {
         self.arguments = serde_json::to_value(arguments).map_err(|error| error.to_string());
+        self
+    }
+
+    /// The tool that is to be called, by its name and a digest of its definition: shown to people, and part
+    /// of what is approved.
+    pub fn tool(mut self, name: &str, definition: &str) -> Self {
+        self.tool = Some((name.to_owned(), definition.to_owned()));
         self
     }
 
@@ -443,14 +466,19 @@ impl IntoFuture for Approve {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { run, key, what, risk, arguments, expires } = self;
+        let Self { run, key, what, risk, tool, arguments, expires } = self;
         let (address, key) = (Some(Address::Own(APPROVAL)), key.as_deref());
         let operation = run.take_place(Asking { key, address, ..Asking::plain("approve", Op::Approval) });
         Box::pin(async move {
             let operation = operation?;
             let arguments = arguments.map_err(|error| TaskError::fatal("bad_arguments", error))?;
-            let digest = digest(&json!({"what": what, "risk": risk, "arguments": arguments}));
-            let subject = json!({"risk": risk, "arguments": arguments});
+            let mut subject = json!({"risk": risk, "arguments": arguments});
+            let mut content = json!({"what": what, "risk": risk, "arguments": arguments});
+            if let Some((name, definition)) = tool {
+                content["tool"] = json!({"name": name, "definition": definition});
+                subject["tool"] = name.into();
+            }
+            let digest = digest(&content);
             let put = Put { kind: AskKind::Approval, text: what, subject, digest, expires: Some(expires) };
             let decided = loop {
                 let message = run.ask_person(&operation, &put).await?;

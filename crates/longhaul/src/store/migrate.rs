@@ -49,6 +49,12 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../../migrations/sqlite/V006__undo.sql"),
         postgres: include_str!("../../migrations/postgres/V006__undo.sql"),
     },
+    Migration {
+        version: 7,
+        name: "undo_on",
+        sqlite: include_str!("../../migrations/sqlite/V007__undo_on.sql"),
+        postgres: include_str!("../../migrations/postgres/V007__undo_on.sql"),
+    },
 ];
 
 /// Which migrations a database at version `found` (0: empty) needs. A schema serves the binaries

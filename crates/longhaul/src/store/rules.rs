@@ -10,7 +10,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::{Action, Cancel, CommitRefused, Control, ControlRefused};
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent};
-use crate::record::Record;
+use crate::record::{Record, UndoOn};
 use crate::run::child::{CHILD, ChildEnded};
 use crate::run::wait::{SIGNAL, check_signal};
 use crate::task::{Invalid, Phase, Priority, State, TaskId, Waiting, timestamp};
@@ -54,8 +54,9 @@ pub(crate) struct Head {
     pub(crate) waiting: Option<Waiting>,
     pub(crate) error: Option<TaskError>,
     pub(crate) finished_at: Option<i64>,
-    /// Something was done that is undone if the task fails.
+    /// Something was done that can be undone, and when it is without a request.
     pub(crate) undoable: bool,
+    pub(crate) undo_on: UndoOn,
     /// It ended, and its parent was not told yet.
     pub(crate) untold: bool,
     /// The task it undoes, by request, and the one that undoes it.
@@ -74,7 +75,8 @@ pub(crate) struct Change {
 impl Head {
     /// Ends the task, or has it undone first what it did.
     fn end(&mut self, state: State, error: TaskError, now: i64) -> Ending {
-        if !self.undoable || self.phase == Phase::Compensating {
+        let asked = self.cancel.as_ref().is_some_and(|cancel| cancel.undo);
+        if !self.undoable || !self.undo_on.applies(state, asked) || self.phase == Phase::Compensating {
             return Ending { event: self.finish(state, error, now), record: None };
         }
         self.phase = Phase::Compensating;
@@ -83,6 +85,12 @@ impl Head {
         let event = progress(self, "compensating", &format!("{}; undoing what was done", error.message), now);
         self.error = Some(error.clone());
         Ending { event, record: Some(Record::Undoing { state, error }) }
+    }
+
+    /// Whether what it did may have been undone when it ended.
+    pub(crate) fn may_be_undone(&self) -> bool {
+        let asked = self.cancel.as_ref().is_some_and(|cancel| cancel.undo);
+        self.undoable && (self.undo_on.failed || self.undo_on.cancelled || asked)
     }
 
     fn finish(&mut self, state: State, error: TaskError, now: i64) -> NewEvent {
@@ -454,8 +462,9 @@ pub(crate) fn control(
                     head.cancel = Some(cancel);
                 }
                 State::Pending | State::Waiting => {
-                    let ending = head.end(State::Cancelled, cancel_error(&cancel), now);
+                    let error = cancel_error(&cancel);
                     head.cancel = Some(cancel);
+                    let ending = head.end(State::Cancelled, error, now);
                     events.push(ending.event);
                     records.extend(ending.record);
                 }
@@ -618,6 +627,7 @@ mod tests {
             error: None,
             finished_at: None,
             undoable: false,
+            undo_on: UndoOn::default(),
             untold: false,
             undo_of: None,
             undone_by: None,
@@ -646,6 +656,21 @@ mod tests {
         let mut task = head(State::Running);
         task.cancel = Some(Cancel { undo: false, by: "ann".into(), reason: None });
         assert_eq!(lease_lost(&task, 0).head.state, State::Cancelled);
+    }
+
+    #[test]
+    fn what_is_not_to_be_undone_ends_at_once() {
+        let never = UndoOn { failed: false, cancelled: false };
+        for (undo_on, asked, undone) in
+            [(never, false, false), (never, true, true), (UndoOn::default(), false, true)]
+        {
+            let mut task = head(State::Running);
+            (task.undoable, task.undo_on) = (true, undo_on);
+            task.cancel = Some(Cancel { undo: asked, by: "ann".into(), reason: None });
+            let ended = lease_lost(&task, 0).head;
+            let compensating = ended.phase == Phase::Compensating;
+            assert_eq!((compensating, ended.state == State::Cancelled), (undone, !undone));
+        }
     }
 
     #[test]

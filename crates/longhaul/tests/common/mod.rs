@@ -106,6 +106,19 @@ impl Bed {
         tokio::time::timeout(PATIENCE, wait).await.expect("it comes")
     }
 
+    /// Waits until the task has told this many events of a kind.
+    pub async fn after(&self, id: TaskId, times: usize, wanted: impl Fn(&Event) -> bool) {
+        let wait = async {
+            let mut events = self.client.events(id, 0).await.expect("the task is there");
+            let mut seen = 0;
+            while seen < times {
+                let event = events.next().await.expect("the store answers").expect("it goes on");
+                seen += usize::from(wanted(&event));
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.expect("they come");
+    }
+
     /// All events so far of a task that has ended.
     pub async fn events(&self, id: TaskId) -> Vec<Event> {
         let mut events = self.client.events(id, 0).await.expect("the task is there");

@@ -4,7 +4,7 @@ use super::{Desk, Outgoing};
 use crate::error::TaskError;
 use crate::event::{LogEntry, LogRow, NewEvent};
 use crate::record::{Op, Record};
-use crate::store::{AskChange, Commit, Outcome};
+use crate::store::{AskChange, Commit, Committed, Outcome};
 use crate::task::Phase;
 
 impl Desk {
@@ -34,7 +34,7 @@ impl Desk {
     ) -> Commit {
         let mut outgoing = std::mem::take(&mut self.outgoing);
         if !forward && !self.undoing {
-            outgoing.keep_settled();
+            outgoing.keep_settled(self.ended);
         }
         self.number_patches(&mut outgoing);
         for record in &mut outgoing.records {
@@ -49,9 +49,9 @@ impl Desk {
         // A patch carries the version it makes, a checkpoint what was not given to the handler, and a
         // suspend must not miss a wake-up: all are made from the newest of the log.
         let from_newest = self.suspending || !outgoing.patches.is_empty() || outgoing.checkpoint.is_some();
-        let recorded = outgoing.records.iter().any(|record| matches!(record, Record::Done { .. }));
+        let recorded = outgoing.records.iter().any(|record| matches!(record.plain(), Record::Done { .. }));
         let undoable = outgoing.records.iter().any(|record| {
-            matches!(record, Record::Done { undoable: true, .. } | Record::Intent { undoable: true, .. })
+            matches!(record.plain(), Record::Done { undoable: true, .. } | Record::Intent { undoable: true, .. })
         });
         let mut all = outgoing.records.iter().chain(&record);
         let undoing = all.any(|record| matches!(record, Record::Undoing { .. }));
@@ -69,6 +69,8 @@ impl Desk {
             known_seq: from_newest.then(|| self.journal.seen()),
             entry: LogEntry::new(&events, &records),
             progress: outgoing.progress.clone(),
+            usage: outgoing.usage.clone(),
+            undo_on: outgoing.undo_on,
             patches: outgoing.patches.clone(),
             checkpoint: outgoing.checkpoint.clone(),
             asks: outgoing.asks.clone(),
@@ -82,7 +84,7 @@ impl Desk {
     fn number_patches(&self, outgoing: &mut Outgoing) {
         let first = self.journal.next_state_version();
         let patched = outgoing.records.iter_mut().filter_map(|record| match record {
-            Record::Patched { version, .. } => Some(version),
+            Record::Patched { version, .. } | Record::StateBegun { version, .. } => Some(version),
             _ => None,
         });
         for (version, next) in patched.zip(first..) {
@@ -95,17 +97,20 @@ impl Desk {
     }
 
     /// The commit is on disk, after `others`, which were written by others since the last one.
-    pub(in crate::run) fn committed(&mut self, others: &[LogRow], last_seq: u64) -> Result<(), TaskError> {
+    pub(in crate::run) fn committed(&mut self, others: &[LogRow], committed: Committed) -> Result<(), TaskError> {
         self.commit_under_way = false;
+        let records = std::mem::take(&mut self.committing).records;
         if self.loaded {
             self.journal.read(others)?;
-            for record in std::mem::take(&mut self.committing).records {
-                let order = self.journal.take(record);
+            self.journal.take_read();
+            // Deferred ones were taken in when they were gathered.
+            for record in records.into_iter().filter(|record| record.given_after().is_none()) {
+                let order = self.journal.take(committed.first_seq, record);
                 if self.live {
                     self.journal.show_patches(order);
                 }
             }
-            self.journal.saw(last_seq);
+            self.journal.saw(committed.last_seq);
         }
         self.batches_done = self.batch - 1;
         let done = self.batches_done;
@@ -122,7 +127,7 @@ impl Desk {
         for used in asks.extract_if(.., |change| change.used() == Some(id)) {
             let AskChange::Use { id, step } = used else { continue };
             records.retain(
-                |record| !matches!(record, Record::Done { op: Op::Approval, step: of, .. } if *of == step),
+                |record| !matches!(record.plain(), Record::Done { op: Op::Approval, step: of, .. } if *of == step),
             );
             events.retain(|event| event.kind != "step.completed" || event.step.as_ref() != Some(&step));
             self.expired.insert(id);

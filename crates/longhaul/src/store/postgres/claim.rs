@@ -16,7 +16,7 @@ use super::limits::{self, Counts};
 use super::rows::{get_id, get_json, get_phase, get_u32, get_u64, log_row, to_i32, to_i64};
 use super::{PostgresStore, Told, lock};
 use crate::event::{LogEntry, LogRow, NewEvent};
-use crate::record::Record;
+use crate::record::{Record, UndoOn};
 use crate::store::clock::micros;
 use crate::store::rules::{self, Candidate, Limit, SUSPECT_CRASHES};
 use crate::store::{Claim, Claimed, LOG_WITH_CLAIM, Lease, StoreError};
@@ -162,6 +162,7 @@ struct Found {
     traceparent: Option<String>,
     tags: BTreeMap<String, String>,
     in_line_since: Option<i64>,
+    undo_on: UndoOn,
 }
 
 impl Found {
@@ -185,6 +186,7 @@ impl Found {
             traceparent: row.try_get(13)?,
             tags: get_json(row, 14)?.unwrap_or_default(),
             in_line_since: row.try_get(15)?,
+            undo_on: UndoOn::from_code(row.try_get(16)?),
         })
     }
 
@@ -206,6 +208,7 @@ impl Found {
             max_attempts: self.max_attempts,
             crashes: self.candidate.crashes,
             phase: self.phase,
+            undo_on: self.undo_on,
             deadline,
             traceparent: self.traceparent.clone(),
             in_line_since: self.in_line_since,
@@ -338,7 +341,7 @@ async fn claimed_before(store: &PostgresStore, ask: &Claim) -> Result<Vec<Lease>
     tx.commit().await?;
     let mut leases = Vec::with_capacity(found.len());
     for (found, row) in found.iter().zip(&rows) {
-        let fence = get_u64(row, 16)?;
+        let fence = get_u64(row, 17)?;
         let mut log = logs.remove(&found.candidate.id.0).unwrap_or_default();
         // As the first time: without the row of this claim's own event.
         log.retain(|row| row.run != fence);

@@ -13,6 +13,7 @@ use super::connect::Tx;
 use super::limits::{self, Counts};
 use super::rows::{get_state, get_u32, get_u64, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, state};
+use crate::record::UndoOn;
 use crate::store::clock::micros;
 use crate::store::rules::{self, CommitCheck, Verdict};
 use crate::store::{AskChange, Commit, CommitRefused, Committed, Outcome, StoreError};
@@ -99,6 +100,8 @@ async fn records(store: &PostgresStore, tx: &Tx, order: &[&Commit]) -> Result<Ro
                 &c.progress,
                 &c.undoable,
                 &c.phases,
+                &c.usage,
+                &c.undo_on,
             ],
         )
         .await?;
@@ -136,6 +139,8 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
         &c.undoable,
         &c.phases,
         &o.uses,
+        &c.usage,
+        &c.undo_on,
     ];
     let (begun, rows) = join(tx.begin(), tx.query(&statement, params)).await;
     begun?;
@@ -271,6 +276,8 @@ struct Columns<'a> {
     progress: Vec<Option<&'a str>>,
     undoable: Vec<bool>,
     phases: Vec<Option<i16>>,
+    usage: Vec<Option<&'a str>>,
+    undo_on: Vec<Option<i16>>,
 }
 
 impl<'a> Columns<'a> {
@@ -288,6 +295,8 @@ impl<'a> Columns<'a> {
             progress: order.iter().map(|commit| commit.progress.as_deref()).collect(),
             undoable: order.iter().map(|commit| commit.undoable).collect(),
             phases: order.iter().map(|commit| commit.phase.map(|phase| phase as i16)).collect(),
+            usage: order.iter().map(|commit| commit.usage.as_deref()).collect(),
+            undo_on: order.iter().map(|commit| commit.undo_on.map(UndoOn::code)).collect(),
         }
     }
 }

@@ -92,7 +92,7 @@ async fn try_control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Ans
 /// children came to is told again, and no snapshot tells of what was undone.
 async fn open_again(tx: &Tx, resumed: &[Head]) -> Result<(), StoreError> {
     let ids = |heads: &mut dyn Iterator<Item = &Head>| heads.map(|head| head.id.0).collect::<Vec<Uuid>>();
-    let (all, undone) = (ids(&mut resumed.iter()), ids(&mut resumed.iter().filter(|head| head.undoable)));
+    let (all, undone) = (ids(&mut resumed.iter()), ids(&mut resumed.iter().filter(|head| head.may_be_undone())));
     tx.execute(include_str!("sql/resume_asks.sql"), &[&all]).await?;
     tx.execute(include_str!("sql/resume_children.sql"), &[&all]).await?;
     tx.execute("DELETE FROM checkpoints WHERE task = ANY ($1::uuid[])", &[&undone]).await?;

@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::event::LogRow;
-use crate::record::Record;
+use crate::record::{Record, UndoOn};
 use crate::store::StoreError;
 use crate::store::rules::Head;
 use crate::task::{Phase, Priority, State, Task, TaskId, timestamp};
@@ -100,6 +100,7 @@ pub(super) fn head(row: &Row) -> Result<Head, StoreError> {
         untold: row.try_get(22)?,
         undo_of: row.try_get::<_, Option<Uuid>>(23)?.map(TaskId),
         undone_by: row.try_get::<_, Option<Uuid>>(24)?.map(TaskId),
+        undo_on: UndoOn::from_code(row.try_get(25)?),
     })
 }
 

@@ -28,16 +28,14 @@ pub(super) async fn save(tx: &Tx, states: &States) -> Result<(), StoreError> {
     write(tx, include_str!("sql/state_save.sql"), states).await
 }
 
-/// The states that forks begin with.
-pub(super) async fn begin(tx: &Tx, forks: impl Iterator<Item = &NewTask>) -> Result<(), StoreError> {
+/// The states that tasks begin with which take over what another recorded.
+pub(super) async fn begin(tx: &Tx, tasks: impl Iterator<Item = &NewTask>) -> Result<(), StoreError> {
     let mut states = States::new();
-    for task in forks {
-        for record in task.fork.iter().flat_map(|(_, prefix)| prefix) {
-            if let Record::Patched { patch, .. } = record {
-                let (version, state) = states.entry(task.id.0).or_default();
-                state.apply(patch);
-                *version += 1;
-            }
+    for task in tasks {
+        for change in task.inherited().filter_map(Record::state_change) {
+            let (version, state) = states.entry(task.id.0).or_default();
+            state.change(&change);
+            *version += 1;
         }
     }
     if states.is_empty() { Ok(()) } else { write(tx, include_str!("sql/state_begin.sql"), &states).await }
@@ -62,8 +60,8 @@ pub(super) async fn patch(tx: &Tx, accepted: &[(&Commit, u64, i64)]) -> Result<(
     let mut states = read(tx, &tasks).await?;
     for commit in patched {
         let (version, state) = states.entry(commit.task.0).or_default();
-        for patch in &commit.patches {
-            state.apply(patch);
+        for change in &commit.patches {
+            state.change(change);
             *version += 1;
         }
     }

@@ -420,7 +420,7 @@ impl<'a> Batch<'a> {
         order.sort_by_key(|&n| (&self.tasks[n].tenant, &self.tasks[n].key, self.tasks[n].id));
         // Whether something depends on what was accepted, before the commit.
         let keyed = order.iter().any(|&n| self.tasks[n].key.is_some() || hooks.any(&self.tasks[n]));
-        super::state::begin(&tx, order.iter().map(|&n| &self.tasks[n]).filter(|task| task.fork.is_some())).await?;
+        super::state::begin(&tx, order.iter().map(|&n| &self.tasks[n])).await?;
         let columns = Columns::new(self, &order, rooms, now);
         let insert = tx.prepare(include_str!("sql/submit_insert.sql")).await?;
         let shard = store.depth_shard(true);

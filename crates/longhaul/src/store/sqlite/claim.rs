@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::rows::{self, Id};
 use super::{Tx, store_error};
 use crate::event::{LogEntry, LogRow, NewEvent};
-use crate::record::Record;
+use crate::record::{Record, UndoOn};
 use crate::store::clock::micros;
 use crate::store::rules::{self, Candidate};
 use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, LOG_WITH_CLAIM, Lease, StoreError};
@@ -82,6 +82,7 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
             max_attempts: row.get(8)?,
             crashes,
             phase: rows::phase(row, 13)?,
+            undo_on: UndoOn::from_code(row.get(18)?),
             deadline: row.get(10)?,
             traceparent: row.get(15)?,
             in_line_since: row.get(17)?,

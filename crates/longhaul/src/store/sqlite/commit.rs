@@ -4,7 +4,8 @@ use rusqlite::OptionalExtension;
 
 use super::rows::{self, Id};
 use super::{Tx, store_error};
-use crate::state::{AgentState, StatePatch};
+use crate::record::UndoOn;
+use crate::state::{AgentState, StateChange};
 use crate::store::clock::micros;
 use crate::store::rules::{self, CommitCheck, Verdict};
 use crate::store::{Commit, CommitRefused, Committed, NewCheckpoint, Outcome, StoreError};
@@ -41,8 +42,8 @@ fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
         tx.append(commit.task, first_seq, commit.fence, &commit.entry)?;
         tx.told.tell(commit.task, commit.outcome.as_ref().map_or(State::Running, Outcome::state));
     }
-    for patch in &commit.patches {
-        tx.patch(commit.task, patch)?;
+    for change in &commit.patches {
+        tx.change_state(commit.task, change)?;
     }
     if let Some(checkpoint) = &commit.checkpoint {
         save_checkpoint(tx, commit.task, last_seq, checkpoint)?;
@@ -111,6 +112,8 @@ fn record(tx: &Tx<'_>, commit: &Commit, rowid: i64, last_seq: u64) -> Result<(),
                 tx.now,
                 commit.undoable,
                 commit.phase.map(|phase| phase as i16),
+                &commit.usage,
+                commit.undo_on.map(UndoOn::code),
             ))
         })
         .map_err(store_error)?;
@@ -176,6 +179,8 @@ fn end_run(
                 state.is_final().then_some(now),
                 commit.undoable,
                 phase as i16,
+                commit.usage,
+                commit.undo_on.map(UndoOn::code),
             ])
         })
         .map_err(store_error)?;
@@ -191,10 +196,10 @@ fn end_run(
 }
 
 impl Tx<'_> {
-    /// Applies a patch to the task's state and gives the new version.
-    pub(super) fn patch(&self, task: TaskId, patch: &StatePatch) -> Result<u64, StoreError> {
+    /// Changes the task's state and gives the new version.
+    pub(super) fn change_state(&self, task: TaskId, change: &StateChange) -> Result<u64, StoreError> {
         let (version, mut state) = self.agent_state(task)?.unwrap_or_default();
-        state.apply(patch);
+        state.change(change);
         let text = rows::to_json(Some(&state));
         self.sql
             .prepare_cached(include_str!("sql/state_save.sql"))

@@ -61,7 +61,7 @@ pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, Stor
 /// children came to is told again, and no snapshot tells of what was undone.
 fn open_again(tx: &mut Tx<'_>, head: &Head) -> Result<(), StoreError> {
     let mut statements = vec![include_str!("sql/resume_asks.sql"), include_str!("sql/resume_children.sql")];
-    if head.undoable {
+    if head.may_be_undone() {
         statements.push("DELETE FROM checkpoints WHERE task = ?1");
     }
     for statement in statements {
@@ -85,7 +85,7 @@ fn patch_state(
     if expected.is_some_and(|expected| expected != current) {
         return Ok(Err(ControlRefused::VersionConflict { current }));
     }
-    let version = tx.patch(head.id, patch)?;
+    let version = tx.change_state(head.id, &patch.clone().into())?;
     let event = NewEvent::new("state.patched", json!({"version": version, "patch": patch, "by": control.by}));
     let entry = LogEntry::new(&[event], &[Record::Patched { patch: patch.clone(), version }]);
     tx.apply(head, Change { head: head.clone(), entry })?;

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{Tx, store_error};
 use crate::event::{LogEntry, LogRow};
+use crate::record::UndoOn;
 use crate::store::rules::{Change, Head};
 use crate::store::{Cancel, StoreError};
 use crate::task::{Phase, State, TaskId};
@@ -86,6 +87,7 @@ pub(super) fn head(row: &Row<'_>) -> rusqlite::Result<Head> {
         untold: row.get(22)?,
         undo_of: row.get::<_, Option<Id>>(23)?.map(|id| TaskId(id.0)),
         undone_by: row.get::<_, Option<Id>>(24)?.map(|id| TaskId(id.0)),
+        undo_on: UndoOn::from_code(row.get(25)?),
     })
 }
 

@@ -210,10 +210,8 @@ fn insert(
         return Ok(false);
     }
     tx.append(task.id, 1, 0, &task.first_entry())?;
-    for record in task.fork.iter().flat_map(|(_, prefix)| prefix) {
-        if let Record::Patched { patch, .. } = record {
-            tx.patch(task.id, patch)?;
-        }
+    for change in task.inherited().filter_map(Record::state_change) {
+        tx.change_state(task.id, &change)?;
     }
     tx.count_pending(&task.queue, 1);
     tx.told.ready |= run_at.is_none();

@@ -355,6 +355,8 @@ pub(super) fn write(lease: &Lease, number: u32) -> Write {
         known_seq: None,
         entry: LogEntry::default(),
         progress: None,
+        usage: None,
+        undo_on: None,
         patches: Vec::new(),
         checkpoint: None,
         undoable: false,
@@ -418,6 +420,7 @@ pub(super) fn done(step: &str, result: &str) -> Record {
         started: 0,
         result: raw(result),
         undoable: false,
+        given_after: None,
     }
 }
 

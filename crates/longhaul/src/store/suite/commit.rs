@@ -57,7 +57,7 @@ async fn a_commit_under_another_fence_is_refused_and_changes_nothing(bed: Bed) {
             NewCheckpoint { version: 1, iteration: 1, data: "{}".into(), max_count: 3, max_age: secs(60) };
         let patch = StatePatch { set_goal: Some("mine".into()), ..StatePatch::default() };
         let all = write(&ghost, 2).step("b").outcome(completed()).with(|commit| {
-            commit.patches.push(patch);
+            commit.patches.push(patch.into());
             commit.checkpoint = Some(checkpoint);
         });
         assert_eq!(bed.commit(all).await, fenced(fence));
@@ -110,7 +110,7 @@ async fn a_run_that_ended_writes_nothing_more(bed: Bed) {
 async fn a_repeated_commit_is_answered_the_same_and_written_once(bed: Bed) {
     let lease = bed.running().await;
     let one = write(&lease, 1).step("a").event("progress").with(|commit| {
-        commit.patches.push(StatePatch { set_goal: Some("once".into()), ..StatePatch::default() });
+        commit.patches.push(StatePatch { set_goal: Some("once".into()), ..StatePatch::default() }.into());
     });
     let first = bed.commit(one.clone()).await.expect("written");
     let before = bed.everything(lease.task).await;
@@ -253,10 +253,22 @@ async fn the_newest_progress_is_kept(bed: Bed) {
     assert_eq!(bed.task(lease.task).await.progress.expect("kept").step, 2);
 }
 
+async fn the_newest_usage_is_kept(bed: Bed) {
+    let lease = bed.running().await;
+    let used = |tokens: u32| Some(format!(r#"{{"tokens":{tokens}}}"#));
+    bed.commit(write(&lease, 1).step("a").with(|commit| commit.usage = used(1))).await.expect("written");
+    bed.commit(write(&lease, 2).step("silent")).await.expect("written");
+    assert_eq!(bed.task(lease.task).await.usage, Some(json!({"tokens": 1})));
+    bed.commit(write(&lease, 3).outcome(completed()).with(|commit| commit.usage = used(2)))
+        .await
+        .expect("written");
+    assert_eq!(bed.task(lease.task).await.usage, Some(json!({"tokens": 2})));
+}
+
 async fn a_commit_with_nothing_to_tell_changes_no_number(bed: Bed) {
     let lease = bed.running().await;
     let patch = StatePatch { set_goal: Some("quiet".into()), ..StatePatch::default() };
-    bed.commit(write(&lease, 1).with(|commit| commit.patches.push(patch))).await.expect("written");
+    bed.commit(write(&lease, 1).with(|commit| commit.patches.push(patch.into()))).await.expect("written");
     bed.commit(write(&lease, 2)).await.expect("written");
     assert_eq!(bed.events(lease.task).await.len(), 2);
     let next = bed.commit(write(&lease, 3).step("a")).await.expect("written");
@@ -308,6 +320,7 @@ on_every_store![
     one_refused_entry_of_a_batch_hurts_only_itself,
     a_batch_of_very_different_commits_is_written_whole,
     the_newest_progress_is_kept,
+    the_newest_usage_is_kept,
     a_commit_with_nothing_to_tell_changes_no_number,
     runs_that_write_at_once_do_not_disturb_each_other,
 ];

@@ -15,7 +15,7 @@ async fn rich(bed: &Bed) -> TaskId {
     let checkpoint =
         NewCheckpoint { version: 1, iteration: 1, data: "{}".into(), max_count: 3, max_age: secs(60) };
     let all = write(&lease, 1).step("a").outcome(completed()).with(|commit| {
-        commit.patches.push(StatePatch { set_goal: Some("done".into()), ..StatePatch::default() });
+        commit.patches.push(StatePatch { set_goal: Some("done".into()), ..StatePatch::default() }.into());
         commit.checkpoint = Some(checkpoint);
     });
     bed.commit(all).await.expect("written");

@@ -108,9 +108,11 @@ async fn concurrent_patches_without_a_version_are_all_applied(bed: Bed) {
     writers.push(tokio::spawn(async move {
         for number in 1..=10 {
             let own = fact(&format!("own{number}"));
-            run.commit(write(&lease, number).event("state.patched").with(|commit| commit.patches.push(own)))
-                .await
-                .expect("written");
+            run.commit(
+                write(&lease, number).event("state.patched").with(|commit| commit.patches.push(own.into())),
+            )
+            .await
+            .expect("written");
         }
     }));
     for writer in writers {
@@ -125,7 +127,7 @@ async fn the_patches_of_a_commit_are_applied_in_order(bed: Bed) {
     let lease = bed.running().await;
     let before = patch(&bed, lease.task, fact("outside"), None).await.expect("patched").version;
     let both = write(&lease, 1).event("state.patched").event("state.patched").with(|commit| {
-        commit.patches = vec![goal("one"), goal("two")];
+        commit.patches = vec![goal("one").into(), goal("two").into()];
     });
     bed.commit(both).await.expect("written");
     let (version, state) = read(&bed, lease.task).await.expect("there");
@@ -147,7 +149,7 @@ async fn a_fork_that_was_accepted_before_keeps_the_state_it_has_come_to(bed: Bed
     let prefix = vec![Record::Patched { patch: goal("taken over"), version: 1 }];
     fork.fork = Some((TaskId::new(), prefix));
     let lease = bed.running_as(fork.clone()).await;
-    let patched = write(&lease, 1).event("state.patched").with(|commit| commit.patches = vec![goal("own")]);
+    let patched = write(&lease, 1).event("state.patched").with(|commit| commit.patches = vec![goal("own").into()]);
     bed.commit(patched).await.expect("written");
     let again = bed.try_submit(&fork).await.expect("known");
     assert_eq!((again.id, again.new), (lease.task, false));

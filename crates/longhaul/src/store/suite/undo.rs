@@ -2,6 +2,7 @@
 //! is leased and ends then.
 
 use super::bed::{Bed, completed, failed, retry, secs, suspended, write};
+use crate::record::UndoOn;
 use crate::state::StatePatch;
 use crate::store::{Action, Claim, Lease, Outcome, QueueSettings, SubmitRefused};
 use crate::task::{NewTask, Phase, State, TaskId, UndoOf};
@@ -11,7 +12,7 @@ async fn did_something(bed: &Bed, lease: &Lease, number: u32, together: bool) {
     let patch = StatePatch { set_goal: Some("g".into()), ..StatePatch::default() };
     let done = write(lease, number).step("make").with(|commit| {
         commit.undoable = true;
-        commit.patches.extend(together.then_some(patch));
+        commit.patches.extend(together.then_some(patch.into()));
     });
     bed.commit(done).await.expect("written");
 }
@@ -84,6 +85,39 @@ async fn a_run_that_turns_to_undoing_is_on_record_at_once(bed: Bed) {
     }
 }
 
+async fn what_is_undone_only_by_request_ends_at_once_unless_that_is_asked_for(bed: Bed) {
+    let never = UndoOn { failed: false, cancelled: false };
+    for together in [false, true] {
+        for undo in [false, true] {
+            let lease = bed.running().await;
+            assert_eq!(lease.undo_on, UndoOn::default());
+            let says = write(&lease, 1).step("say").with(|commit| {
+                commit.undo_on = Some(never);
+                commit.outcome = together.then_some(Outcome::Released);
+            });
+            bed.commit(says).await.expect("written");
+            if !together {
+                bed.lose(&lease).await;
+            }
+            let lease = bed.claim_one().await;
+            assert_eq!(lease.undo_on, never, "whoever has it next knows");
+            did_something(&bed, &lease, 1, together).await;
+            bed.end_with(&lease, 2, suspended("signal", "go", None)).await;
+            bed.control(lease.task, Action::Cancel { undo, reason: None }).await.expect("cancelled");
+            let task = bed.task(lease.task).await;
+            let wanted = match undo {
+                false => (State::Cancelled, Phase::Forward),
+                true => (State::Pending, Phase::Compensating),
+            };
+            assert_eq!((task.state, task.phase), wanted);
+            if undo {
+                let undoing = bed.claim_one().await;
+                bed.commit(write(&undoing, 1).outcome(failed()).backward()).await.expect("written");
+            }
+        }
+    }
+}
+
 async fn a_task_that_did_nothing_ends_at_once(bed: Bed) {
     let lease = bed.running_as(NewTask::new("h", &1).timeout(secs(60))).await;
     bed.commit(write(&lease, 1).step("look")).await.expect("written");
@@ -153,6 +187,7 @@ async fn an_undo_that_was_interrupted_and_succeeds_has_no_error(bed: Bed) {
 on_every_store![
     a_task_that_did_something_undoes_it_past_its_deadline,
     a_run_that_turns_to_undoing_is_on_record_at_once,
+    what_is_undone_only_by_request_ends_at_once_unless_that_is_asked_for,
     a_task_that_did_nothing_ends_at_once,
     a_task_is_undone_as_it_ended_by_one_at_a_time,
     an_undo_that_was_interrupted_and_succeeds_has_no_error,

@@ -33,7 +33,7 @@ FROM now
 CROSS JOIN share
 CROSS JOIN LATERAL (
     SELECT t.id, t.rank, t.tenant, t.queue, t.handler, t.concurrency_key, t.attempts, t.max_attempts, t.crashes,
-           t.deadline, t.last_seq, t.phase, t.created_at, t.trace, t.tags, t.updated_at
+           t.deadline, t.last_seq, t.phase, t.created_at, t.trace, t.tags, t.updated_at, t.undo_on
     FROM tasks t
     WHERE t.ready AND t.queue = share.queue AND t.handler = share.handler
       AND (t.deadline IS NULL OR t.deadline > now.now OR t.phase = 1)

@@ -28,15 +28,18 @@ written AS (
         finished_at = CASE WHEN d.state >= 3 THEN now.now END,
         undoable    = t.undoable OR d.undoable,
         phase       = CASE WHEN d.state >= 3 THEN 0 ELSE coalesce(d.phase, t.phase) END,
+        usage       = coalesce(d.usage, t.usage),
+        undo_on     = coalesce(d.undo_on, t.undo_on),
         untold      = d.state IS NOT NULL AND d.state >= 3 AND t.parent IS NOT NULL,
         owner       = CASE WHEN d.state IS NULL THEN t.owner END,
         claim_no    = CASE WHEN d.state IS NULL THEN t.claim_no END,
         lease_until = CASE WHEN d.state IS NULL THEN t.lease_until END
     FROM now, unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::boolean[], $6::boolean[], $7::bigint[],
                      $8::integer[], $9::text[], $10::text[], $11::text[], $12::smallint[], $13::bigint[],
-                     $14::integer[], $15::text[], $16::text[], $17::text[], $18::boolean[], $19::smallint[], $20::text[])
+                     $14::integer[], $15::text[], $16::text[], $17::text[], $18::boolean[], $19::smallint[], $20::text[],
+                     $21::text[], $22::smallint[])
               AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress, state, after,
-                    attempts, waiting, result, error, undoable, phase, uses)
+                    attempts, waiting, result, error, undoable, phase, uses, usage, undo_on)
     WHERE t.id = ANY (ARRAY[d.id])
       AND t.fence = d.fence
       AND t.state + 0 = 1

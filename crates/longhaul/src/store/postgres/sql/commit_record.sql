@@ -13,10 +13,14 @@ written AS (
         progress   = coalesce(d.progress, t.progress),
         updated_at = now.now,
         undoable   = t.undoable OR d.undoable,
-        phase      = coalesce(d.phase, t.phase)
+        phase      = coalesce(d.phase, t.phase),
+        usage      = coalesce(d.usage, t.usage),
+        undo_on    = coalesce(d.undo_on, t.undo_on)
     FROM now, unnest($2::uuid[], $3::bigint[], $4::bigint[], $5::boolean[], $6::boolean[], $7::bigint[],
-                     $8::integer[], $9::text[], $10::text[], $11::text[], $12::boolean[], $13::smallint[])
-              AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress, undoable, phase)
+                     $8::integer[], $9::text[], $10::text[], $11::text[], $12::boolean[], $13::smallint[],
+                     $14::text[], $15::smallint[])
+              AS d (id, fence, number, forward, recorded, known_seq, count, events, records, progress, undoable, phase,
+                    usage, undo_on)
     WHERE t.id = ANY (ARRAY[d.id])
       AND t.fence = d.fence
       AND t.state + 0 = 1
