@@ -4,7 +4,7 @@
 //! `longhaul.toml`, which is the configuration) and gives what could be read together with *all*
 //! that is wrong, each with file, line and remedy. A manifest with a problem is not given.
 //!
-//! [`saga`] says what a saga manifest may have and reads it, `tool.rs` reads commands and HTTP calls,
+//! [`saga`] and [`agent`] say what a manifest may have and read it, `tool.rs` reads commands and HTTP calls,
 //! `names.rs` checks what placeholders refer to, `table.rs` takes typed values out of a table.
 
 use std::collections::BTreeMap;
@@ -13,12 +13,14 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
+pub mod agent;
 mod names;
 mod problem;
 pub mod saga;
 mod table;
 mod tool;
 
+pub use agent::Agent;
 pub use problem::{Problem, Report};
 pub use saga::{Approve, Saga, Step};
 pub use table::{json, nearest};
@@ -41,8 +43,9 @@ pub struct Loaded {
 
 /// A handler that was declared.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub enum Manifest {
+    /// A model with tools that works towards a goal.
+    Agent(Box<Agent>),
     /// Steps that are undone when one of them fails.
     Saga(Saga),
 }
@@ -51,13 +54,15 @@ impl Manifest {
     /// The handler's name.
     pub fn name(&self) -> &str {
         match self {
+            Self::Agent(agent) => &agent.name,
             Self::Saga(saga) => &saga.name,
         }
     }
 
-    /// `saga`.
+    /// `agent` or `saga`.
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::Agent(_) => "agent",
             Self::Saga(_) => "saga",
         }
     }
@@ -65,6 +70,7 @@ impl Manifest {
     /// Where it was read from.
     pub fn file(&self) -> &Path {
         match self {
+            Self::Agent(agent) => &agent.file,
             Self::Saga(saga) => &saga.file,
         }
     }
@@ -142,32 +148,39 @@ fn read(report: &Report<'_>) -> Outcome {
             key.span(),
             format!("unknown table or key '{}'", name.escape_debug()),
             nearest(name, TABLES).map_or_else(
-                || "a saga has [saga] and [[step]]".to_owned(),
+                || "an agent has [agent], [[tool]] and [[mcp]]; a saga has [saga] and [[step]]".to_owned(),
                 |near| format!("did you mean '{near}'?"),
             ),
         );
     }
     let find = |name: &str| document.iter().find(|(key, _)| key.get_ref() == name);
-    if let Some((key, _)) = find("agent") {
-        report.problem(
-            key.span(),
-            "agents are not supported by this version yet",
-            "move the file out of this folder, or declare a saga",
-        );
-        return Outcome::default();
+    if let Some((key, value)) = find("agent") {
+        for (key, _) in find("saga").into_iter().chain(find("step")) {
+            report.problem(
+                key.span(),
+                format!("'{}' belongs to a saga, not to an agent", key.get_ref()),
+                "a file declares one of the two; move it to a file of its own",
+            );
+        }
+        let DeValue::Table(head) = value.get_ref() else {
+            report.problem(key.span(), "'agent' must be a table", "write [agent] on a line of its own");
+            return Outcome::default();
+        };
+        let (name, agent) = agent::read(report, key.span(), head, find("tool"), find("mcp"));
+        return Outcome { name, manifest: agent.map(Box::new).map(Manifest::Agent) };
     }
     if let Some((key, _)) = find("tool").or_else(|| find("mcp")) {
         report.problem(
             key.span(),
-            format!("[[{}]] belongs to an agent, not to a saga", key.get_ref()),
-            "a saga has [[step]]s; remove it",
+            format!("[[{}]] belongs to an agent, and there is no [agent]", key.get_ref()),
+            "begin the file with [agent]; a saga has [[step]]s instead",
         );
     }
     let Some((key, value)) = find("saga") else {
         report.problem(
             0..0,
-            "no [saga] table, so there is nothing to run",
-            "begin the file with [saga] and name = \"…\", or move it out of this folder",
+            "no [agent] and no [saga] table, so there is nothing to run",
+            "begin the file with [agent] or [saga] and name = \"…\", or move it out of this folder",
         );
         return Outcome::default();
     };
@@ -210,7 +223,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, Box<Problem>> {
         return Err(Box::new(Problem::of_file(
             folder,
             "no manifests (*.toml) in this folder",
-            "write one: a saga has [saga] name = \"…\" and [[step]]s with name and command",
+            "write one: an agent has [agent] with name and model, and [[tool]]s; a saga has [saga] and [[step]]s",
         )));
     }
     Ok(files)

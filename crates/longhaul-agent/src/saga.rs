@@ -9,24 +9,15 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use futures_util::future::{Either, join_all, select};
-use longhaul::{Run, StepContext, TaskError, Worker};
+use longhaul::{Run, StepContext, TaskError};
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::task::unconstrained;
 
-use crate::manifest::{Approve, Manifest, Saga, Step};
+use crate::manifest::{Approve, Saga, Step};
 use crate::tool::{Call, Tool};
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, TaskError>> + Send>>;
-
-/// Adds the handlers of the manifests to a worker, each with its timeout.
-pub fn register(worker: Worker, manifests: impl IntoIterator<Item = Manifest>) -> Worker {
-    manifests.into_iter().fold(worker, |worker, manifest| match manifest {
-        Manifest::Saga(saga) => {
-            worker.timeout(saga.name.clone(), saga.timeout).handler(saga.name.clone(), handler(saga))
-        }
-    })
-}
 
 /// The handler of a saga. Its input is any JSON, its result `{"steps": {NAME: {"result"}}}`.
 pub fn handler(saga: Saga) -> impl Fn(Run, Value) -> BoxFuture<Value> + Send + Sync + 'static {
@@ -193,7 +184,7 @@ fn undoer(
 }
 
 /// What a `verify` said: the result of what happened, or that it did not.
-fn verdict(said: Value) -> Result<Option<Value>, TaskError> {
+pub(crate) fn verdict(said: Value) -> Result<Option<Value>, TaskError> {
     match &said["done"] {
         Value::Bool(true) => Ok(Some(said["result"].clone())),
         Value::Bool(false) => Ok(None),

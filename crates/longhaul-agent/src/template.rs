@@ -128,6 +128,16 @@ impl Template {
     }
 }
 
+/// As it is written in a manifest.
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.parts.iter().try_for_each(|part| match part {
+            Part::Text(plain) => f.write_str(&plain.replace("{{", "{{{{")),
+            Part::Value(placeholder) => placeholder.fmt(f),
+        })
+    }
+}
+
 impl Placeholder {
     fn parse(text: &str) -> Result<Self, BadTemplate> {
         let path: Vec<String> = text.trim().split('.').map(str::to_owned).collect();
@@ -270,6 +280,13 @@ mod tests {
         }
         let error = Template::parse("a {{input.app").expect_err("it has no end");
         assert_eq!(error.message, "the placeholder '{{input.app' has no end");
+    }
+
+    #[test]
+    fn a_template_is_shown_as_it_was_written() {
+        for text in ["{{input.a}}-{{b}}", "{{{{.Names}} of {{input}}", "plain }}", ""] {
+            assert_eq!(Template::parse(text).expect("a template").to_string(), text);
+        }
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! Tools: how a step reaches the world outside, by a command or an HTTP call.
+//! Tools: how a step reaches the world outside, by a command, an HTTP call, a function or an MCP
+//! server.
 //!
 //! A tool is read from a manifest once and run with a [`Call`]. How a call ended is told apart as
 //! a step needs it: a result; a known failure (tried again by the step's policy, or not when
@@ -7,31 +8,59 @@
 //!
 //! A call has no timeout of its own: whoever runs it drops the future, and with it everything the
 //! call started ends.
+//!
+//! What a tool may see of the environment is hidden in whatever it says (see `mask.rs`).
+//!
+//! An [`AgentTool`] is a tool with what a model is told of it and the rules for calling it; a
+//! [`Toolbox`] has all tools of an agent, those of its MCP servers included.
 
 use std::sync::Arc;
 
 use longhaul::{StepContext, TaskError};
 use serde_json::{Value, json};
 
+use crate::artifact::{Artifacts, Stored};
+
+mod agent;
+mod collect;
 mod command;
+mod function;
 mod group;
 mod http;
+mod mcp;
+mod sandbox;
+pub(crate) mod schema;
+mod toolbox;
 mod watchdog;
 
-pub use command::{Command, MAX_OUTPUT_BYTES};
+pub use agent::{AgentTool, BUILT_IN, BadTool, DEFAULT_ATTEMPTS, DEFAULT_TIMEOUT};
+pub(crate) use agent::{MAX_NAME_BYTES, check_name, default_effect};
+use collect::Keep;
+pub use collect::MAX_STORED_BYTES;
+pub use command::Command;
+pub use function::Function;
 pub(crate) use http::BadUrl;
 pub use http::Http;
+pub use mcp::Remote;
+pub use sandbox::Sandbox;
+pub use toolbox::Toolbox;
 
+/// The most that a tool may give when all of it is kept in memory.
+pub const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 /// How much of what a tool says about its failure is kept.
 const MAX_COMPLAINT_BYTES: usize = 4 * 1024;
 
 /// Something that can be called.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Tool {
     /// Runs a program.
     Command(Command),
     /// Sends an HTTP request.
     Http(Http),
+    /// Calls a Rust function.
+    Function(Function),
+    /// Calls a tool of an MCP server.
+    Mcp(Remote),
 }
 
 /// One call of a tool.
@@ -39,18 +68,49 @@ pub enum Tool {
 pub struct Call {
     /// What placeholders refer to.
     pub values: Arc<Value>,
-    /// A command's stdin, a request's body.
+    /// A command's stdin, a request's body, the arguments of a function or an MCP tool.
     pub body: Arc<Value>,
     /// Who calls; passed on, so that the other side can recognise a repeated or outdated call.
     pub context: StepContext,
 }
 
+/// What a tool gave.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// All of it.
+    Value(Value),
+    /// So much that it was stored.
+    Stored(Stored),
+}
+
 impl Tool {
-    /// Calls it and gives its result.
+    /// Calls it and gives its result, which may have [`MAX_OUTPUT_BYTES`].
     pub async fn run(&self, call: &Call) -> Result<Value, TaskError> {
+        match self.perform(call, Keep::in_memory()).await? {
+            Output::Value(value) => Ok(value),
+            // Nothing is stored where no storage was given.
+            Output::Stored(stored) => Err(TaskError::fatal("output_stored", stored.summary)),
+        }
+    }
+
+    /// Calls it. A result of more than `inline` bytes goes to `overflow` while it comes, as an
+    /// artifact of the tenant; at most [`MAX_STORED_BYTES`] do.
+    pub async fn run_long(
+        &self,
+        call: &Call,
+        inline: usize,
+        overflow: &Artifacts,
+        tenant: &str,
+    ) -> Result<Output, TaskError> {
+        self.perform(call, Keep::overflowing(inline, overflow, tenant)).await
+    }
+
+    async fn perform(&self, call: &Call, keep: Keep<'_>) -> Result<Output, TaskError> {
         match self {
-            Self::Command(command) => command.run(call).await,
-            Self::Http(http) => http.run(call).await,
+            Self::Command(command) => command.run(call, keep).await,
+            Self::Http(http) => http.run(call, keep).await,
+            Self::Function(function) => keep.value(function.run(call).await?).await,
+            Self::Mcp(remote) => remote.run(call, keep).await,
         }
     }
 
@@ -60,7 +120,18 @@ impl Tool {
         Ok(match self {
             Self::Command(command) => json!({"command": command.argv(values)?}),
             Self::Http(http) => json!({"http": {"method": http.method(), "url": http.url(values)?.as_str()}}),
+            Self::Function(_) | Self::Mcp(_) => self.definition(),
         })
+    }
+
+    /// What it is, without any value filled in; the same for the same definition.
+    fn definition(&self) -> Value {
+        match self {
+            Self::Command(command) => json!({"command": command.definition()}),
+            Self::Http(http) => json!({"http": http.definition()}),
+            Self::Function(function) => json!({"function": function.name()}),
+            Self::Mcp(remote) => json!({"mcp": {"server": remote.server(), "tool": remote.tool()}}),
+        }
     }
 }
 

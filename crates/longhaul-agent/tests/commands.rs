@@ -5,8 +5,9 @@ mod common;
 use std::path::Path;
 use std::pin::pin;
 
-use common::{Folder, PATIENCE, TRACEPARENT, alive, call, until};
+use common::{Folder, PATIENCE, TRACEPARENT, alive, arguments, call, until};
 use futures_util::poll;
+use longhaul_agent::{Artifacts, Output};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -235,6 +236,123 @@ async fn many_commands_at_once_each_get_their_own_answer() {
     for (n, run) in runs.collect::<Vec<_>>().into_iter().enumerate() {
         assert_eq!(run.await.expect("no panic").expect("exit 0"), json!(format!("n{n}")));
     }
+}
+
+#[tokio::test]
+async fn an_output_up_to_the_limit_stays_a_value() {
+    let folder = Folder::new();
+    let artifacts = Artifacts::open("memory:").expect("in memory");
+    folder.script("run", "cat");
+    let tool = folder.agent_tool("command = [\"./run\"]").action;
+    let short = tool.run_long(&arguments(json!({"a": 1})), 7, &artifacts, "t").await.expect("exit 0");
+    assert_eq!(short, Output::Value(json!({"a": 1})));
+    let long = tool.run_long(&arguments(json!({"a": 12})), 7, &artifacts, "t").await.expect("exit 0");
+    assert!(matches!(long, Output::Stored(stored) if stored.bytes == 8));
+}
+
+#[tokio::test]
+async fn the_output_of_a_command_that_fails_is_not_a_result() {
+    let folder = Folder::new();
+    let artifacts = Artifacts::open("memory:").expect("in memory");
+    folder.script("run", "head -c 100000 /dev/zero; echo broken >&2; exit 4");
+    let tool = folder.agent_tool("command = [\"./run\"]").action;
+    let error = tool.run_long(&arguments(json!({})), 16, &artifacts, "t").await.expect_err("exit 4");
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("exit_status", "./run ended with exit code 4: broken")
+    );
+}
+
+/// Whether commands can be confined here; a test that needs it says so and is skipped otherwise.
+fn confined() -> bool {
+    let flags =
+        ["--ro-bind", "/", "/", "--unshare-pid", "--unshare-net", "--dev", "/dev", "--proc", "/proc", "true"];
+    let works = std::process::Command::new("bwrap").args(flags).output().is_ok_and(|tried| tried.status.success());
+    if !works {
+        eprintln!("skipped: bubblewrap is not installed, or does not work here");
+    }
+    works
+}
+
+#[tokio::test]
+async fn the_command_of_an_agent_can_change_only_its_folder_and_what_it_names() {
+    if !confined() {
+        return;
+    }
+    let (folder, other, named) = (Folder::new(), Folder::new(), Folder::new());
+    let name = format!("longhaul-test-{}", std::process::id());
+    let (place, allowed) = (other.path().display(), named.path().display());
+    folder.script(
+        "run",
+        &format!(
+            "for place in . '{place}' '{allowed}' /tmp; do (: > \"$place/{name}\") 2>&1 >/dev/null | wc -l; done"
+        ),
+    );
+    let sandbox = format!("command = [\"./run\"]\nsandbox = {{ write = [\"{allowed}\"] }}");
+    let failures = folder.agent_tool(&sandbox).action.run(&arguments(json!({}))).await.expect("exit 0");
+    assert_eq!(failures, json!("0\n1\n0\n0"));
+    assert!(folder.file(&name).exists() && named.file(&name).exists() && !other.file(&name).exists());
+    assert!(!Path::new("/tmp").join(&name).exists(), "/tmp is its own");
+    let open = "command = [\"./run\"]\nsandbox = false";
+    folder.agent_tool(open).action.run(&arguments(json!({}))).await.expect("exit 0");
+    std::fs::remove_file(Path::new("/tmp").join(&name)).expect("written there");
+    assert!(other.file(&name).exists());
+}
+
+#[tokio::test]
+async fn a_confined_command_sees_no_other_process_and_no_network_if_it_says_so() {
+    if !confined() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.script("run", r#"ls -d /proc/[0-9]* | wc -l; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | tr '\n' ' '; env | cut -d= -f1 | sort | tr '\n' ' '"#);
+    let tool = folder.agent_tool("command = [\"./run\"]\nsandbox = { network = false }").action;
+    let said = tool.run(&arguments(json!({}))).await.expect("exit 0");
+    let mut lines = said.as_str().expect("text").lines();
+    let processes: u32 = lines.next().and_then(|line| line.trim().parse().ok()).expect("a number");
+    assert!(processes < 10, "it sees {processes} processes");
+    let rest = lines.next().expect("the rest");
+    assert!(rest.starts_with("lo "), "{rest}");
+    assert!(rest.contains("LONGHAUL_FENCE") && !rest.contains("CARGO_PKG_NAME"), "{rest}");
+}
+
+#[tokio::test]
+async fn a_confined_command_fails_and_dies_like_any_other() {
+    if !confined() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.script("run", "echo 'no such zone' >&2; exit 3");
+    let error =
+        folder.agent_tool("command = [\"./run\"]").action.run(&arguments(json!({}))).await.expect_err("exit 3");
+    assert_eq!(error.message, "./run ended with exit code 3: no such zone");
+    folder.script("run", "kill -9 $$");
+    let error =
+        folder.agent_tool("command = [\"./run\"]").action.run(&arguments(json!({}))).await.expect_err("killed");
+    assert_eq!((error.code.as_str(), error.is_in_doubt()), ("killed", true), "{error}");
+}
+
+#[tokio::test]
+async fn a_dropped_call_ends_a_confined_command_and_what_left_its_group() {
+    if !confined() {
+        return;
+    }
+    let folder = Folder::new();
+    // Only the marker in its arguments names it from outside: numbers of processes are others in there.
+    let marker = format!("longhaul-{}", std::process::id());
+    folder.script("run", &format!("setsid sh -c 'sleep 60; : {marker}' & touch started; wait"));
+    let tool = folder.agent_tool("command = [\"./run\"]").action;
+    let there = || {
+        let entries = std::fs::read_dir("/proc").expect("there").flatten();
+        let mut lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+        lines.any(|line| String::from_utf8_lossy(&line).contains(&marker))
+    };
+    let call = arguments(json!({}));
+    tokio::select! {
+        ended = tool.run(&call) => panic!("it ended: {ended:?}"),
+        () = until("the command runs", || folder.file("started").exists() && there()) => {}
+    }
+    until("everything ends", || !there()).await;
 }
 
 /// The worker of the tests below: this test program again. It starts the saga's first command, then

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Folder, PATIENCE, Server, TRACEPARENT, call};
 use longhaul::TaskError;
-use longhaul_agent::Tool;
+use longhaul_agent::{Artifacts, Output, Tool};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -213,4 +213,15 @@ async fn a_missing_value_is_told_before_anything_is_sent() {
     assert_eq!(error.code, "placeholder_missing");
     assert_eq!(error.message, "{{input.app}} has no value: input has only name");
     assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_long_answer_goes_to_storage_while_it_comes() {
+    let server = Server::answering("200 OK", &"a line of the answer\n".repeat(200_000)).await;
+    let artifacts = Artifacts::open("memory:").expect("in memory");
+    let tool = http("GET", &server.url, "");
+    let output = tool.run_long(&call(Value::Null), 16_384, &artifacts, "t").await.expect("200");
+    assert!(matches!(output, Output::Stored(stored) if stored.bytes == 4_200_000 && stored.lines == 200_000));
+    let error = tool.run(&call(Value::Null)).await.expect_err("too much for memory");
+    assert_eq!((error.code.as_str(), error.is_in_doubt()), ("output_too_large", true));
 }

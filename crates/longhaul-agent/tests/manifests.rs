@@ -199,12 +199,12 @@ fn a_step_does_exactly_one_thing() {
     let http = "http = { method = \"POST\", url = \"http://localhost/\" }";
     assert_eq!(
         broken_step(http),
-        ["a.toml:6: there are both 'command' and 'http'\n    keep one of the two; a step does one thing"]
+        ["a.toml:6: there are both 'command' and 'http'\n    keep one of the two; each does one thing"]
     );
     let undos = "undo = [\"true\"]\nundo_http = { method = \"POST\", url = \"http://localhost/\" }";
     assert_eq!(
         broken_step(undos),
-        ["a.toml:7: there are both 'undo' and 'undo_http'\n    keep one of the two; a step does one thing"]
+        ["a.toml:7: there are both 'undo' and 'undo_http'\n    keep one of the two; each does one thing"]
     );
 }
 
@@ -275,7 +275,7 @@ fn http_calls_that_cannot_be_made_are_found() {
         ),
         (
             "{ method = \"POST\", url = \"http://localhost\", headers = { X = \"{{env.SECRET}}\" } }",
-            "{{env.SECRET}} is not listed in the step's env",
+            "{{env.SECRET}} is not listed in 'env'",
         ),
         (
             "{ method = \"POST\", url = \"http://localhost/{{env.SECRET}}\" }",
@@ -407,9 +407,8 @@ fn keys_that_contradict_each_other_are_told() {
 fn files_that_are_no_sagas_are_told() {
     let saga = "[saga]\nname = \"s\"\n";
     for (manifest, told) in [
-        ("", "a.toml:1: no [saga] table, so there is nothing to run"),
+        ("", "a.toml:1: no [agent] and no [saga] table, so there is nothing to run"),
         (saga, "a.toml:1: the saga has no steps"),
-        ("[agent]\nname = \"x\"\n", "a.toml:1: agents are not supported by this version yet"),
         ("saga = 1\n", "a.toml:1: 'saga' must be a table"),
         ("[saga]\nname = \"s\"\n[step]\nname = \"a\"\n", "a.toml:3: 'step' must be a list of tables"),
         ("step = [1]\n[saga]\nname = \"s\"\n", "a.toml:1: a step must be a table"),
@@ -425,7 +424,9 @@ fn files_that_are_no_sagas_are_told() {
     );
     assert_eq!(
         broken(&format!("{saga}{step}[[tool]]\n")),
-        ["a.toml:6: [[tool]] belongs to an agent, not to a saga\n    a saga has [[step]]s; remove it"]
+        [
+            "a.toml:6: [[tool]] belongs to an agent, and there is no [agent]\n    begin the file with [agent]; a saga has [[step]]s instead"
+        ]
     );
 }
 

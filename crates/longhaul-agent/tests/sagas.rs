@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, PATIENCE};
 use longhaul::{Client, NewTask, State, Task, Worker};
-use longhaul_agent::saga::register;
+use longhaul_agent::{Host, register};
 use serde_json::{Value, json};
 
 /// Runs the folder's saga `s` with this input to its end.
@@ -17,7 +17,8 @@ async fn run_deciding(folder: &Folder, input: Value, approve: Option<bool>) -> (
     let loaded = folder.load();
     assert_eq!(loaded.problems, []);
     let client = Client::open("memory:").await.expect("a store in memory");
-    let worker = register(Worker::new(&client), loaded.manifests).start().await.expect("starts");
+    let worker =
+        register(Worker::new(&client), loaded.manifests, &Host::new(&client, None)).start().await.expect("starts");
     let id = client.submit(NewTask::new("s", &input)).await.expect("accepted").id;
     let mut events = client.events(id, 0).await.expect("the task is there");
     let mut asked = Vec::new();

@@ -184,6 +184,13 @@ Examples:
 Exit code 1 when anything is wrong. Commands are looked for as a worker would look for them on this
 machine, with this PATH.")]
     Check(CheckArgs),
+    /// Make a folder with an agent and a saga that work at once, with comments.
+    #[command(after_help = "\
+Example:
+  longhaul init agents && longhaul up --manifests agents
+
+The agent's tools are small programs that work on a sandbox folder beside them.")]
+    Init(InitArgs),
     /// Start a server and workers in one process, until SIGTERM or Ctrl-C.
     #[command(after_help = "\
 Examples:
@@ -211,6 +218,13 @@ Nothing is started when a manifest is wrong; 'longhaul check' says what is.")]
     /// A worker with the handlers of `bench` and of the crash tests.
     #[command(hide = true)]
     BenchWorker(BenchWorkerArgs),
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct InitArgs {
+    /// The folder; made if it is not there.
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: std::path::PathBuf,
 }
 
 #[derive(clap::Args, Debug)]
@@ -260,6 +274,9 @@ pub(crate) enum Scenario {
     Http,
     /// Clients that each follow a task to its end over SSE, ten to a task; events per second.
     Sse,
+    /// Turns of an agent whose model answers at once (one call of the model, one of a tool, all on record); and
+    /// what 500 agents cost that wait for their model.
+    Agent,
     /// Kill a worker process with its tasks running; time to the last one done.
     Resume,
 }
@@ -275,6 +292,7 @@ impl Scenario {
             Self::Waiting => "waiting",
             Self::Http => "http",
             Self::Sse => "sse",
+            Self::Agent => "agent",
             Self::Resume => "resume",
         }
     }

@@ -3,6 +3,7 @@
 //! Each scenario is a function that gives a [`Measured`]; what is around it (a store of its own,
 //! the storage's floor beside it, the output) is here.
 
+mod agent;
 mod http;
 mod scenarios;
 mod store;
@@ -31,7 +32,7 @@ pub(crate) struct Measured {
     errors: usize,
     /// Only for `floor`.
     commits_per_second: Option<f64>,
-    /// Only for `waiting`: while everything waits.
+    /// Only for `waiting` and `agent`: while everything waits.
     waiting: Option<WhileWaiting>,
     /// Only for `sse`.
     streams: Option<Streams>,
@@ -105,6 +106,7 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         Scenario::Waiting => scenarios::waiting(&client, args, &progress).await?,
         Scenario::Http => http::submit(&client, args, &progress).await?,
         Scenario::Sse => http::follow(&client, store.url(), args, &progress).await?,
+        Scenario::Agent => agent::turns(&client, args, &progress).await?,
         Scenario::Resume => scenarios::resume(&client, store.url(), args, &progress).await?,
     };
     progress.done();

@@ -26,15 +26,23 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
 }
 
 fn summary(manifest: &Manifest) -> String {
-    let steps = steps(manifest).len();
-    let steps = if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") };
-    format!("{} {}, {steps}", manifest.kind(), manifest.name())
+    let (count, what) = (parts(manifest).len(), part_name(manifest));
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {}, {count} {what}{plural}", manifest.kind(), manifest.name())
 }
 
-fn steps(manifest: &Manifest) -> Vec<&str> {
+fn part_name(manifest: &Manifest) -> &'static str {
+    match manifest {
+        Manifest::Saga(_) => "step",
+        Manifest::Agent(_) => "tool",
+    }
+}
+
+/// The steps of a saga, the tools of an agent.
+fn parts(manifest: &Manifest) -> Vec<&str> {
     match manifest {
         Manifest::Saga(saga) => saga.steps.iter().map(|step| step.name.as_str()).collect(),
-        _ => Vec::new(),
+        Manifest::Agent(agent) => agent.tools.iter().map(|tool| tool.name.as_str()).collect(),
     }
 }
 
@@ -43,8 +51,9 @@ fn as_json(loaded: &Loaded) -> Value {
         .manifests
         .iter()
         .map(|manifest| {
+            let parts_name = format!("{}s", part_name(manifest));
             json!({"file": manifest.file().display().to_string(), "kind": manifest.kind(), "name": manifest.name(),
-                   "steps": steps(manifest)})
+                   parts_name: parts(manifest)})
         })
         .collect();
     json!({"manifests": manifests, "problems": loaded.problems})

@@ -39,6 +39,7 @@ const FILE: &str = "longhaul.toml";
 pub(crate) struct Config {
     pub(crate) server: Server,
     pub(crate) store: Store,
+    pub(crate) artifacts: Artifacts,
     pub(crate) worker: Worker,
     pub(crate) queues: BTreeMap<String, Queue>,
     /// `[limit.KEY] max_running`, by concurrency key.
@@ -78,12 +79,21 @@ pub(crate) struct Store {
     pub(crate) url: String,
 }
 
+/// `[artifacts]`
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Artifacts {
+    /// `None` without a home folder to put them into.
+    pub(crate) url: Option<String>,
+}
+
 /// `[worker]`
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Worker {
     pub(crate) slots: usize,
     pub(crate) queues: Vec<String>,
     pub(crate) manifests: Option<PathBuf>,
+    /// The model of the agent that is there without manifests.
+    pub(crate) model: Option<String>,
     pub(crate) lease: Duration,
     pub(crate) drain: Duration,
 }
@@ -177,9 +187,11 @@ impl Config {
     }
 
     fn take(s: &mut Sources<'_>, environment: Environment<'_>) -> Self {
+        let (server, store) = (server(s), store(s, environment));
         Self {
-            server: server(s),
-            store: store(s, environment),
+            server,
+            artifacts: artifacts(s, &store.url, environment),
+            store,
             worker: worker(s),
             queues: queues(s),
             limits: limits(s),
@@ -309,9 +321,38 @@ fn store(s: &mut Sources<'_>, environment: Environment<'_>) -> Store {
 
 /// A file in the user's data folder.
 fn default_store(environment: Environment<'_>) -> Option<String> {
+    Some(format!("sqlite:{}", data_folder(environment)?.join("longhaul.db").display()))
+}
+
+fn data_folder(environment: Environment<'_>) -> Option<PathBuf> {
     let set = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")))?;
-    Some(format!("sqlite:{}", data.join("longhaul/longhaul.db").display()))
+    Some(data.join("longhaul"))
+}
+
+fn artifacts(s: &mut Sources<'_>, store: &str, environment: Environment<'_>) -> Artifacts {
+    let default = default_artifacts(store, environment);
+    let mut url: Option<String> = s.get(&["artifacts", "url"], &["LONGHAUL_ARTIFACTS"], default);
+    if let (Origin::File { path: file, .. }, Some(written)) = (s.origin(), &url)
+        && written != "memory:"
+        && !written.contains("://")
+    {
+        let folder = written.strip_prefix("file:").unwrap_or(written);
+        url = Some(beside(file, Path::new(folder)).display().to_string());
+    }
+    Artifacts { url }
+}
+
+/// With the store: beside its file, or gone with it. A server's store is elsewhere; then in the user's data folder.
+fn default_artifacts(store: &str, environment: Environment<'_>) -> Option<String> {
+    if store == "memory:" {
+        return Some(store.to_owned());
+    }
+    let folder = match store.strip_prefix("sqlite:") {
+        Some(path) => Path::new(path.strip_prefix("//").unwrap_or(path)).with_file_name("artifacts"),
+        None => data_folder(environment)?.join("artifacts"),
+    };
+    Some(folder.display().to_string())
 }
 
 /// A path that stands in a file is relative to it.
@@ -333,7 +374,8 @@ fn worker(s: &mut Sources<'_>) -> Worker {
     let lease = s.get(&["worker", "lease"], &["LONGHAUL_LEASE"], Duration::from_secs(15));
     more_than_nothing(s, lease);
     let drain = s.get(&["worker", "drain"], &["LONGHAUL_DRAIN"], Duration::from_secs(30));
-    Worker { slots: slots as usize, queues, manifests, lease, drain }
+    let model = s.get(&["worker", "model"], &["LONGHAUL_MODEL"], None);
+    Worker { slots: slots as usize, queues, manifests, model, lease, drain }
 }
 
 fn queues(s: &mut Sources<'_>) -> BTreeMap<String, Queue> {

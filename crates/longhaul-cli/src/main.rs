@@ -9,6 +9,7 @@ mod config;
 mod exit;
 mod follow;
 mod http;
+mod init;
 mod node;
 mod notify;
 mod out;
@@ -90,6 +91,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Man(args) => shell::man(&args),
         Command::Bench(args) => bench::run(args).await,
         Command::Check(args) => check::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Up(args) => node::run(args, Part::Up).await,
         Command::Serve(args) => node::run(args, Part::Serve).await,
         Command::Worker(args) => node::run(args, Part::Worker).await,

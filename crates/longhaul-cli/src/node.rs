@@ -6,10 +6,12 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use longhaul::outbox::{IpRange, WebhookSecret};
 use longhaul::{Client, Outbox, OutboxHandle, OutboxSettings, Webhook, Worker};
-use longhaul_agent::{Manifest, load, saga};
+use longhaul_agent::model::{ModelSettings, Provider};
+use longhaul_agent::{Agent, Artifacts, Host, Manifest, load, register};
 use longhaul_server::{App, Rate, ServerSettings, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::args::{Command, NodeArgs};
-use crate::config::{Config, Flags, LogForm};
+use crate::config::{Config, Flags, LogForm, Origin};
 use crate::exit::Failure;
 use crate::notify;
 use crate::telemetry::{Form, TelemetrySettings};
@@ -38,35 +40,33 @@ pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
     let manifests = match (&config.worker.manifests, part) {
         (_, Part::Serve) => Vec::new(),
         (Some(folder), _) => manifests(folder)?,
-        (None, Part::Up) => Vec::new(),
+        (None, Part::Up) => vec![assistant(&config)],
         (None, Part::Worker) => {
             return Err(Failure::usage("a worker needs something to run: say --manifests DIR"));
         }
     };
+    let artifacts = artifacts(&config)?;
     let stop = told_to_stop()?;
-    let server = if part == Part::Worker { None } else { Some(Server::start(&config, stop.clone()).await?) };
+    let server = match part {
+        Part::Worker => None,
+        Part::Up | Part::Serve => Some(Server::start(&config, artifacts.clone(), stop.clone()).await?),
+    };
     let client = Client::open(&config.store.url).await?;
     client.configure(&config.settings()).await?;
     let outbox = match &server {
         Some(server) => Some(server.open(&client, &config).await?),
         None => None,
     };
-    let idle = part == Part::Up && manifests.is_empty();
     let address = server.as_ref().map(|server| server.address);
     let working = async {
         // Programs that start a server read this line: from now on it does what it is there for.
         if let Some(address) = address {
             say(format_args!("listening on http://{address}"));
         }
-        if idle {
-            tracing::warn!(
-                "no manifests, so nothing is run here; say --manifests DIR, or start workers of your own"
-            );
-        }
         notify::ready();
         stopped(stop).await;
     };
-    let worked = match worker(&client, &config, manifests) {
+    let worked = match worker(&client, &config, manifests, artifacts) {
         Some(worker) => worker.run(working).await,
         None => {
             working.await;
@@ -108,16 +108,77 @@ pub(crate) fn telemetry(command: &Command) -> Result<TelemetrySettings, Failure>
     Ok(TelemetrySettings { form, level, otlp_endpoint, service_name })
 }
 
+/// What a kill left half-written is removed after this time: nothing is written for so long.
+const UNFINISHED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The storage of artifacts, tidied up. One that nobody asked for may be missing; what needs it says so then.
+fn artifacts(config: &Config) -> Result<Option<Artifacts>, Failure> {
+    let Some(url) = &config.artifacts.url else { return Ok(None) };
+    let artifacts = match Artifacts::open(url) {
+        Err(error) if *config.origin("artifacts.url") == Origin::Default => {
+            tracing::warn!(%error, "there is no storage of artifacts; [artifacts] url names another");
+            return Ok(None);
+        }
+        opened => opened.map_err(|error| Failure::usage(error.to_string()))?,
+    };
+    let tidied = artifacts.clone();
+    tokio::spawn(async move {
+        match tidied.tidy(UNFINISHED).await {
+            Ok(0) => {}
+            Ok(removed) => tracing::info!(removed, "artifacts that were never finished are removed"),
+            Err(error) => tracing::warn!(%error, "artifacts that were never finished cannot be removed"),
+        }
+    });
+    Ok(Some(artifacts))
+}
+
+/// What there is without any manifest: an agent without tools, so that a key is enough for a first task.
+fn assistant(config: &Config) -> Manifest {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let openai = ["OPENAI_API_KEY", "OPENAI_API_KEY_FILE", "OPENAI_BASE_URL"].into_iter().any(set);
+    let anthropic = ["ANTHROPIC_API_KEY", "ANTHROPIC_API_KEY_FILE", "ANTHROPIC_BASE_URL"].into_iter().any(set);
+    let (provider, model) = match anthropic && !openai {
+        true => (Provider::Anthropic, "claude-sonnet-4-5"),
+        false => (Provider::OpenAi, "gpt-4o-mini"),
+    };
+    let model = config.worker.model.as_deref().unwrap_or(model);
+    let mut agent = Agent::new("assistant", ModelSettings::new(provider, model));
+    agent.description = Some("Answers questions; has no tools".to_owned());
+    agent.system = "You are a helpful assistant.".to_owned();
+    if !openai && !anthropic {
+        tracing::warn!(
+            "no manifests and no model: set OPENAI_API_KEY or OPENAI_BASE_URL for the agent 'assistant', or say \
+             --manifests DIR ('longhaul init DIR' makes one)"
+        );
+    }
+    Manifest::Agent(Box::new(agent))
+}
+
 /// A worker for what the manifests declare; none without any.
-fn worker(client: &Client, config: &Config, manifests: Vec<Manifest>) -> Option<Worker> {
+fn worker(
+    client: &Client,
+    config: &Config,
+    manifests: Vec<Manifest>,
+    artifacts: Option<Artifacts>,
+) -> Option<Worker> {
     if manifests.is_empty() {
         return None;
     }
+    let host = Host::new(client, artifacts);
     let names: Vec<&str> = manifests.iter().map(Manifest::name).collect();
     let settings = &config.worker;
-    tracing::info!(handlers = names.join(", "), queues = settings.queues.join(", "), "working");
-    let worker = Worker::new(client).slots(settings.slots).queues(settings.queues.clone());
-    Some(saga::register(worker.lease(settings.lease).drain(settings.drain), manifests))
+    let mut queues = settings.queues.clone();
+    for manifest in &manifests {
+        // An agent that names a queue is served there too.
+        if let Manifest::Agent(agent) = manifest
+            && let Some(queue) = agent.queue.as_ref().filter(|queue| !queues.contains(queue))
+        {
+            queues.push(queue.clone());
+        }
+    }
+    tracing::info!(handlers = names.join(", "), queues = queues.join(", "), "working");
+    let worker = Worker::new(client).slots(settings.slots).queues(queues);
+    Some(register(worker.lease(settings.lease).drain(settings.drain), manifests, &host))
 }
 
 /// The server, which lives before its store is open and is not ready until then.
@@ -128,7 +189,11 @@ struct Server {
 }
 
 impl Server {
-    async fn start(config: &Config, stop: watch::Receiver<bool>) -> Result<Self, Failure> {
+    async fn start(
+        config: &Config,
+        artifacts: Option<Artifacts>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<Self, Failure> {
         let listen = config.server.listen;
         if !listen.ip().is_loopback() && config.auth.required == Some(false) {
             return Err(Failure::usage(format!(
@@ -139,7 +204,7 @@ impl Server {
             Failure::internal(format!("cannot listen on {listen}: {error}; say another --listen ADDRESS:PORT"))
         })?;
         let address = listener.local_addr().map_err(|error| Failure::internal(error.to_string()))?;
-        let app = App::starting(settings(config));
+        let app = App::starting(ServerSettings { artifacts, ..settings(config) });
         let served = tokio::spawn(serve(listener, app.clone(), stopped(stop)));
         Ok(Self { app, address, served })
     }

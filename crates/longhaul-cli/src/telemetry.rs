@@ -96,6 +96,7 @@ pub(crate) fn init(settings: &TelemetrySettings) -> Guard {
         Ok(filter) => (filter, None),
         Err(error) => (EnvFilter::new("warn"), Some(error)),
     };
+    let filter = without_messages(filter, &settings.level);
     let provider = settings.otlp_endpoint.as_deref().map(|endpoint| provider(endpoint, &settings.service_name));
     let (provider, bad_endpoint) = match provider {
         Some(Ok(provider)) => (Some(provider), None),
@@ -124,6 +125,17 @@ pub(crate) fn init(settings: &TelemetrySettings) -> Guard {
         tracing::warn!(endpoint = settings.otlp_endpoint, why, "nothing is traced; correct the OTLP endpoint");
     }
     Guard { provider }
+}
+
+/// At `debug`, the library for MCP logs whole messages, and secrets may be in them: only who names it sees these.
+fn without_messages(filter: EnvFilter, asked: &str) -> EnvFilter {
+    if filter.max_level_hint() <= Some(LevelFilter::INFO) || asked.contains("rmcp") {
+        return filter;
+    }
+    match "rmcp=info".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    }
 }
 
 /// The layer that writes lines to stderr.

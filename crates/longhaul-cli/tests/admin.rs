@@ -6,7 +6,7 @@ mod standin;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use standin::{Reply, StandIn, longhaul, stderr, stdout};
 
 /// A working directory, a data folder and a configuration folder of its own.
@@ -188,6 +188,28 @@ fn doctor_says_where_values_come_from_and_what_is_wrong() {
     assert_eq!(check(&found, "server")["status"], "warning", "another version");
     assert_eq!(check(&found, "environment")["remedy"], "did you mean LONGHAUL_STORE?");
     assert_eq!(faults(&found), ["access", "manifests", "token"]);
+}
+
+#[test]
+fn doctor_says_whether_artifacts_can_be_kept() {
+    let bed = Bed::new();
+    std::fs::create_dir(bed.path().join("large")).expect("made");
+    let found = |url: &str| {
+        let output =
+            bed.longhaul(&["doctor", "--json"]).env("LONGHAUL_ARTIFACTS", url).output().expect("it starts");
+        let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        check(&found, "artifacts").clone()
+    };
+    assert_eq!(
+        (&found("large")["status"], &found("large")["message"]),
+        (&json!("ok"), &json!("large can be written to and read"))
+    );
+    assert_eq!(found("elsewhere")["message"], "elsewhere is made at the first start");
+    std::fs::write(bed.path().join("file"), "").expect("written");
+    for (url, status) in [("memory:", "warning"), ("file", "fault"), ("gs://bucket", "fault")] {
+        assert_eq!(found(url)["status"], status, "{url}");
+        assert!(found(url)["remedy"].is_string());
+    }
 }
 
 #[test]

@@ -420,6 +420,16 @@ fn an_artifact_is_written_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_part_of_an_artifact_is_asked_for_as_a_range() {
+    let server = StandIn::start(|request, _| Reply::json(206, request.header("range").unwrap_or("none")));
+    assert_eq!(stdout(&server.run(&["artifact", "t", "a", "--range", "0-999"])), "bytes=0-999");
+    assert_eq!(stdout(&server.run(&["artifact", "t", "a", "--range", "-500"])), "bytes=-500");
+    let output = server.run(&["artifact", "t", "a", "--range", "lines"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("0-999, 1000- or -500"), "{}", stderr(&output));
+}
+
+#[test]
 fn an_answer_that_is_not_longhauls_is_told_as_such() {
     let server = StandIn::start(|_, _| Reply::Whole { status: 200, headers: vec![], body: "<html>".to_owned() });
     let output = server.run(&["ps"]);

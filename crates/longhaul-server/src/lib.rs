@@ -17,10 +17,11 @@
 //! is done), `problem` (what is answered when something is wrong).
 
 use axum::Router;
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
 use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{DefaultPredicate, Predicate as _};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -57,11 +58,16 @@ pub fn router(app: App) -> Router {
             problem::Problem::new("method_not_allowed", "this path has other methods; the header Allow lists them")
         })
         .layer(from_fn_with_state(app.clone(), request::accompany))
-        .layer(CompressionLayer::new());
+        .layer(CompressionLayer::new().compress_when(DefaultPredicate::new().and(may_change)));
     if let Some(cors) = cors(&app.settings().cors_origins) {
         router = router.layer(cors);
     }
     router.with_state(app)
+}
+
+/// Whether the bytes of an answer may be others on the wire.
+fn may_change(_: StatusCode, _: Version, _: &HeaderMap, extensions: &Extensions) -> bool {
+    extensions.get::<routes::AsItIs>().is_none()
 }
 
 /// The OpenAPI document, written once.
@@ -88,8 +94,15 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     let allowed =
         if origins.iter().any(|origin| origin == "*") { AllowOrigin::any() } else { AllowOrigin::list(listed) };
     let headers = ["last-event-id", "idempotency-key", "traceparent", "x-request-id"].map(HeaderName::from_static);
-    let headers = headers.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH]);
-    let told = [header::ETAG, header::LOCATION, header::RETRY_AFTER, HeaderName::from_static("x-request-id")];
+    let headers =
+        headers.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH, header::RANGE]);
+    let told = [
+        header::CONTENT_RANGE,
+        header::ETAG,
+        header::LOCATION,
+        header::RETRY_AFTER,
+        HeaderName::from_static("x-request-id"),
+    ];
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
     Some(
         CorsLayer::new()

@@ -32,6 +32,7 @@ pub const CODES: &[(&str, StatusCode, &str)] = &[
     ("rate_limited", StatusCode::TOO_MANY_REQUESTS, "The tenant asks too often"),
     ("internal", StatusCode::INTERNAL_SERVER_ERROR, "The server failed"),
     ("store_unavailable", StatusCode::SERVICE_UNAVAILABLE, "The store does not answer"),
+    ("artifacts_unavailable", StatusCode::SERVICE_UNAVAILABLE, "The storage of artifacts does not answer"),
     ("outbox_full", StatusCode::SERVICE_UNAVAILABLE, "Too many deliveries are waiting"),
     ("overloaded", StatusCode::SERVICE_UNAVAILABLE, "The server has as much to do as it takes on"),
     ("starting", StatusCode::SERVICE_UNAVAILABLE, "The server is starting"),

@@ -8,6 +8,7 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::problem::Problem;
 use crate::state::App;
 
+mod artifacts;
 mod control;
 mod fleet;
 pub(crate) mod health;
@@ -18,6 +19,7 @@ mod tasks;
 mod tokens;
 mod webhooks;
 
+pub(crate) use artifacts::AsItIs;
 pub(crate) use control::Commands;
 
 /// Everything that needs to know who asks.
@@ -26,6 +28,7 @@ pub(crate) fn router() -> OpenApiRouter<App> {
         .merge(tasks::router())
         .merge(control::router())
         .merge(inside::router())
+        .merge(artifacts::router())
         .merge(people::router())
         .merge(webhooks::router())
         .merge(fleet::router())

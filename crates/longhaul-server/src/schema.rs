@@ -254,6 +254,34 @@ pub(crate) struct EventDoc {
     data: Value,
 }
 
+/// What a stream of a task tells.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+pub(crate) enum Told {
+    Event(EventDoc),
+    Live(LiveDoc),
+}
+
+/// Text of a model as it is written; not stored, and without `id:`. Text of a higher attempt replaces what came before.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct LiveDoc {
+    /// `live`
+    #[serde(rename = "type")]
+    kind: String,
+    run: i64,
+    step: String,
+    #[schema(minimum = 1)]
+    attempt: i64,
+    /// The number of the last event before it.
+    #[schema(minimum = 0)]
+    after: i64,
+    /// How many characters of this attempt came before; a gap says that some were lost.
+    #[schema(minimum = 0)]
+    offset: i64,
+    text: String,
+}
+
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Handlers {
     handlers: Vec<Handler>,

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use longhaul::Client;
+use longhaul_agent::Artifacts;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::{Rates, StreamKey, TokenCache};
@@ -32,6 +33,8 @@ pub struct ServerSettings {
     pub rates: BTreeMap<String, Rate>,
     /// What runs a task that names no handler.
     pub default_handler: Option<String>,
+    /// Where the artifacts of tasks are; without it, their bytes cannot be had here.
+    pub artifacts: Option<Artifacts>,
 }
 
 /// How often a tenant may ask.
@@ -54,6 +57,7 @@ impl Default for ServerSettings {
             heartbeat: Duration::from_secs(15),
             rates: BTreeMap::new(),
             default_handler: None,
+            artifacts: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! the events of all tasks ([`all`]).
 //!
 //! What a stream gives comes from the task's log, read from the last number on; nothing is kept for a reader but a
-//! page of it. A reader that does not read is cut off by the connection's write timeout and can resume exactly.
+//! page of it. Live text is for who reads now: it stands between the events, without a number. A reader that does not read is cut off by the connection's write timeout and can resume exactly.
 
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use longhaul::LiveText;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -41,6 +43,17 @@ trait Source: Send + 'static {
 fn write_frame(frames: &mut String, id: &str, data: &str) {
     // JSON has no line breaks of its own.
     frames.extend(["id: ", id, "\ndata: ", data, "\n\n"]);
+}
+
+/// One frame that is not an event: it has no number, so who comes back does not ask for it.
+fn write_live_frame(frames: &mut String, data: &str) {
+    frames.extend(["data: ", data, "\n\n"]);
+}
+
+/// Text of a model as it is written, `last` being the number of the last event given before it.
+fn live_frame(told: &LiveText, last: u64) -> Value {
+    let LiveText { run, step, attempt, after, text } = told;
+    json!({"type": "live", "run": run, "step": step, "attempt": attempt, "after": last, "offset": after, "text": text})
 }
 
 /// An answer that goes on until its source ends, its reader leaves, or the server stops.

@@ -17,6 +17,7 @@ on_every_store!(
     a_reader_that_comes_back_gets_exactly_the_rest,
     progress_is_told_as_the_browser_snippet_wants_it,
     the_channel_tells_events_and_does_what_it_is_asked,
+    text_of_a_model_comes_live_between_the_events,
     a_stream_token_reads_one_stream_and_nothing_else,
     all_tasks_can_be_followed_by_type_and_from_a_cursor,
     what_one_server_accepts_another_one_shows_and_steers,
@@ -139,6 +140,47 @@ async fn acknowledged(socket: &mut Socket, reference: &Value) -> (Value, Vec<Val
         }
         events.push(message);
     }
+}
+
+async fn text_of_a_model_comes_live_between_the_events(store: Store) {
+    let server = serving(&store).await;
+    let _worker = server.worker().await;
+    let id = server.submit(json!({"handler": "write"})).await;
+    let mut stream = Frames::open(server.request(Method::GET, &format!("/v1/tasks/{id}/events"))).await;
+    let mut socket = open_channel(&server, &id, "").await;
+    server.post(&format!("/v1/tasks/{id}/signals/go"), json!({})).await;
+
+    let (mut events, mut live): (Vec<Frame>, Vec<Frame>) = (Vec::new(), Vec::new());
+    while live.len() < 3 {
+        let frame = stream.next().await.expect("the stream goes on");
+        if frame.data["type"] == "live" { live.push(frame) } else { events.push(frame) }
+    }
+    let told: Vec<_> = live.iter().map(|frame| (&frame.data["attempt"], &frame.data["text"])).collect();
+    let (one, two) = (&json!(1), &json!(2));
+    assert_eq!(told, [(one, &json!("Good ")), (two, &json!("Hello ")), (two, &json!("world"))]);
+    for frame in &live {
+        assert_eq!((frame.id.as_str(), &frame.data["step"]), ("", &json!("think")));
+        assert!(frame.data["run"].as_u64() > Some(0) && frame.data["after"].as_u64() > Some(0), "{}", frame.data);
+    }
+    let mut spoken = String::new();
+    let mut numbered = Vec::new();
+    while !spoken.ends_with("world") {
+        let message = heard(&mut socket).await.expect("the channel goes on");
+        match message["type"].as_str() {
+            Some("live") => spoken.push_str(message["text"].as_str().expect("text")),
+            _ => numbered.push(message["event"]["seq"].as_u64().expect("a number")),
+        }
+    }
+    assert_eq!(spoken, "Good Hello world");
+
+    server.post(&format!("/v1/tasks/{id}/signals/end"), json!({})).await;
+    events.extend(stream.all().await);
+    while let Some(message) = heard(&mut socket).await {
+        numbered.push(message["event"]["seq"].as_u64().expect("a number"));
+    }
+    let last = server.ended(&id).await["last_seq"].as_u64().expect("a number");
+    assert_eq!(numbers(&events), (1..=last).collect::<Vec<_>>(), "no event is missing or out of order");
+    assert_eq!(numbered, (1..=last).collect::<Vec<_>>());
 }
 
 async fn the_channel_tells_events_and_does_what_it_is_asked(store: Store) {

@@ -161,6 +161,11 @@ fn every_error_code_is_explained_and_every_explained_one_exists() {
             raised.extend(arguments.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
         }
     }
+    // Models name theirs where their kinds are.
+    let kinds = read("crates/longhaul-agent/src/model/error.rs");
+    let codes = kinds.split("pub fn code(").nth(1).and_then(|rest| rest.split("\n    }\n").next());
+    let codes = codes.expect("the codes of models").split("=> \"").skip(1);
+    raised.extend(codes.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
     let explained: BTreeSet<String> = read("docs/errors.md")
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split('`').next().map(str::to_owned))

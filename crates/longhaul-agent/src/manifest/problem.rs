@@ -91,6 +91,11 @@ impl<'t> Report<'t> {
         format!("{}:{}", self.file.display(), self.line(at.start))
     }
 
+    /// Whether nothing is wrong so far.
+    pub(super) fn is_clean(&self) -> bool {
+        self.problems.borrow().is_empty()
+    }
+
     /// In the order of the file.
     pub fn into_problems(self) -> Vec<Problem> {
         let mut problems = self.problems.into_inner();

@@ -87,14 +87,14 @@ const STEP_KEYS: &[Key] = &[
     Key { name: "group", example: r#"group = "machines""# },
 ];
 
-const EFFECTS: [(&str, Effect); 4] = [
+pub(super) const EFFECTS: [(&str, Effect); 4] = [
     ("read", Effect::Read),
     ("idempotent", Effect::Idempotent),
     ("compensable", Effect::Compensable),
     ("irreversible", Effect::Irreversible),
 ];
 
-const RISKS: [(&str, Risk); 3] =
+pub(super) const RISKS: [(&str, Risk); 3] =
     [("read_only", Risk::ReadOnly), ("write_local", Risk::WriteLocal), ("external_action", Risk::ExternalAction)];
 
 /// A saga as it was declared.
@@ -157,8 +157,10 @@ impl Saga {
     }
 }
 
-type Entry<'r, 't> = (&'r Spanned<DeString<'t>>, &'r Spanned<DeValue<'t>>);
-type Name = (String, Range<usize>);
+/// A key of a document and its value.
+pub(super) type Entry<'r, 't> = (&'r Spanned<DeString<'t>>, &'r Spanned<DeValue<'t>>);
+/// A name and where it stands.
+pub(super) type Name = (String, Range<usize>);
 
 /// Reads a saga; its name also when the rest is wrong.
 pub(super) fn read<'t>(
@@ -278,7 +280,7 @@ fn approve(table: &Table<'_, '_>, names: &mut Names) -> Option<Approve> {
 }
 
 /// A handler's name, by the rules for every handler.
-fn handler_name(head: &Table<'_, '_>) -> Option<Name> {
+pub(super) fn handler_name(head: &Table<'_, '_>) -> Option<Name> {
     if !head.has("name") {
         head.missing("name", "");
     }
@@ -309,7 +311,7 @@ fn step_name(table: &Table<'_, '_>, key: &str) -> Option<Name> {
 }
 
 /// Where the commands of a manifest run: its folder, wherever the worker is started.
-fn folder(file: &Path) -> PathBuf {
+pub(super) fn folder(file: &Path) -> PathBuf {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned())
 }

@@ -1,6 +1,6 @@
 //! Typed values out of a TOML table; what does not fit is reported where it stands.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -65,6 +65,11 @@ impl<'r, 't> Table<'r, 't> {
         self.place(key).is_some()
     }
 
+    /// The value of a key that may be of several kinds, and where it stands.
+    pub(super) fn any(&self, key: &str) -> Option<Found<&'r DeValue<'t>>> {
+        self.get(key).map(|value| Found { value: value.get_ref(), at: value.span() })
+    }
+
     /// Where a key stands.
     pub(super) fn place(&self, key: &str) -> Option<Range<usize>> {
         self.entries.iter().find(|(found, _)| found.get_ref() == key).map(|(found, _)| found.span())
@@ -113,14 +118,24 @@ impl<'r, 't> Table<'r, 't> {
 
     /// One of several words.
     pub(super) fn word<T: Copy>(&self, key: &str, words: &[(&'static str, T)]) -> Option<T> {
-        let found = self.string(key)?;
+        self.one_of(key, &self.string(key)?, words)
+    }
+
+    /// Several of several words; `None` when one of them is not among those.
+    pub(super) fn words<T: Copy>(&self, key: &str, words: &[(&'static str, T)]) -> Option<Vec<T>> {
+        let found = self.strings(key)?;
+        let all: Vec<Option<T>> = found.iter().map(|found| self.one_of(key, found, words)).collect();
+        all.into_iter().collect()
+    }
+
+    fn one_of<T: Copy>(&self, key: &str, found: &Found<&str>, words: &[(&'static str, T)]) -> Option<T> {
         if let Some((_, value)) = words.iter().find(|(word, _)| *word == found.value) {
             return Some(*value);
         }
         let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
         let near = nearest(found.value, all.iter().copied());
         self.report.problem(
-            found.at,
+            found.at.clone(),
             format!("'{key}' is '{}', which is none of {}", found.value.escape_debug(), all.join(", ")),
             near.map_or_else(
                 || format!("write it like {}", self.example(key)),
@@ -168,6 +183,52 @@ impl<'r, 't> Table<'r, 't> {
                 None
             }
         }
+    }
+
+    pub(super) fn boolean(&self, key: &str) -> Option<bool> {
+        let value = self.get(key)?;
+        match value.get_ref() {
+            DeValue::Boolean(flag) => Some(*flag),
+            other => {
+                self.wrong(key, value.span(), "true or false", other);
+                None
+            }
+        }
+    }
+
+    /// A whole number in a range.
+    pub(super) fn whole(&self, key: &str, range: RangeInclusive<u64>) -> Option<u64> {
+        let value = self.get(key)?;
+        let DeValue::Integer(number) = value.get_ref() else {
+            self.wrong(key, value.span(), "a whole number", value.get_ref());
+            return None;
+        };
+        let whole = u64::from_str_radix(number.as_str(), number.radix()).ok();
+        if whole.is_none_or(|whole| !range.contains(&whole)) {
+            let (least, most) = range.into_inner();
+            self.bad(key, value.span(), format_args!("is {number}; it must be {least} to {most}"));
+            return None;
+        }
+        whole
+    }
+
+    /// A number in a range, whole or not.
+    pub(super) fn number(&self, key: &str, range: RangeInclusive<f64>) -> Option<f64> {
+        let value = self.get(key)?;
+        let number = match value.get_ref() {
+            DeValue::Integer(number) => number.as_str(),
+            DeValue::Float(number) => number.as_str(),
+            other => {
+                self.wrong(key, value.span(), "a number", other);
+                return None;
+            }
+        };
+        let parsed = number.parse::<f64>().ok().filter(|parsed| range.contains(parsed));
+        if parsed.is_none() {
+            let (least, most) = range.into_inner();
+            self.bad(key, value.span(), format_args!("is {number}; it must be {least} to {most}"));
+        }
+        parsed
     }
 
     /// How many tries, from 1 to 1000.

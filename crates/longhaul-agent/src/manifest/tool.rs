@@ -56,7 +56,7 @@ pub(super) fn read(
         table.report.problem(
             at,
             format!("there are both '{command_key}' and '{http_key}'"),
-            "keep one of the two; a step does one thing",
+            "keep one of the two; each does one thing",
         );
     }
     let command = command(table, command_key, folder, env, &mut refer).map(Tool::Command);
@@ -141,6 +141,7 @@ fn command(
         arguments: templates,
         env: env.to_vec(),
         folder: folder.to_owned(),
+        sandbox: None,
     })
 }
 
@@ -233,7 +234,7 @@ fn url(table: &Table<'_, '_>, refer: &mut impl FnMut(Found<Placeholder>)) -> Opt
     Some(url)
 }
 
-fn headers(
+pub(super) fn headers(
     table: &Table<'_, '_>,
     env: &[String],
     refer: &mut impl FnMut(Found<Placeholder>),
@@ -264,8 +265,8 @@ fn headers(
             [root, name] if root == "env" && env.contains(name) => {}
             [root, name] if root == "env" => table.report.problem(
                 found.at,
-                format!("{} is not listed in the step's env", found.value),
-                format!("add env = [\"{}\"] to the step", name.escape_debug()),
+                format!("{} is not listed in 'env'", found.value),
+                format!("add env = [\"{}\"] beside it", name.escape_debug()),
             ),
             _ => refer(found),
         };

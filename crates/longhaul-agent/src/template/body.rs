@@ -34,6 +34,11 @@ impl Body {
         found
     }
 
+    /// As it is written in a manifest.
+    pub fn source(&self) -> Value {
+        self.node.source()
+    }
+
     /// Fills the placeholders.
     pub fn render(&self, values: &Value) -> Result<Value, TaskError> {
         self.node.render(values)
@@ -59,6 +64,17 @@ impl Node {
             Self::List(items) => items.iter().for_each(|item| item.collect(found)),
             Self::Fields(fields) => fields.iter().for_each(|(_, field)| field.collect(found)),
             Self::Plain(_) => {}
+        }
+    }
+
+    fn source(&self) -> Value {
+        match self {
+            Self::Text(template) => Value::String(template.to_string()),
+            Self::List(items) => Value::Array(items.iter().map(Self::source).collect()),
+            Self::Fields(fields) => {
+                Value::Object(fields.iter().map(|(name, field)| (name.clone(), field.source())).collect())
+            }
+            Self::Plain(plain) => plain.clone(),
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! It runs in the manifest's folder, in a clean environment, in a process group of its own that
 //! ends with the call, however that ends (see `group.rs`). A program that is meant to live on
-//! must leave the group (`setsid`, a service manager, a container).
+//! must leave the group (`setsid`, a service manager, a container). An agent's command runs in a
+//! sandbox besides, where there is one (see `sandbox.rs`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,16 +13,17 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use longhaul::TaskError;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::ChildStdin;
 
+use super::collect::{Collector, Keep, Refused};
 use super::group::Group;
-use super::{Call, MAX_COMPLAINT_BYTES, answer};
+use super::sandbox::{self, Sandbox};
+use super::{Call, MAX_COMPLAINT_BYTES, Output};
+use crate::mask::{Mask, Masking};
 use crate::template::Template;
 
-/// The most a command may write to stdout.
-pub const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 /// What every command sees of the worker's environment.
 const PASSED_ON: [&str; 3] = ["PATH", "HOME", "LANG"];
 /// How long output may still come once the command has ended and its group with it: only from a
@@ -30,6 +32,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How often and how long to wait for a program file that is being written.
 const BUSY_TRIES: u32 = 10;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
+/// How much of stdout is read at once.
+const PIECE_BYTES: usize = 64 * 1024;
 
 /// A program and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct Command {
     pub env: Vec<String>,
     /// The manifest's folder, where it runs.
     pub folder: PathBuf,
+    /// What it may change, where commands can be confined; without it, all that the worker can.
+    pub sandbox: Option<Sandbox>,
 }
 
 impl Command {
@@ -60,13 +66,28 @@ impl Command {
         if program.contains('/') { folder.join(program).components().collect() } else { PathBuf::from(program) }
     }
 
-    pub(super) async fn run(&self, call: &Call) -> Result<Value, TaskError> {
-        let mut group = self.start(call).await?;
+    /// What it is, for a digest.
+    pub(super) fn definition(&self) -> Value {
+        let arguments: Vec<String> = self.arguments.iter().map(Template::to_string).collect();
+        let mut definition = json!({"program": self.program, "arguments": arguments, "env": self.env, "folder": self.folder.to_string_lossy()});
+        if let Some(sandbox) = &self.sandbox {
+            definition["sandbox"] = sandbox.definition();
+        }
+        definition
+    }
+
+    pub(super) async fn run(&self, call: &Call, keep: Keep<'_>) -> Result<Output, TaskError> {
+        let bwrap = match self.sandbox {
+            Some(_) => sandbox::bwrap().await,
+            None => None,
+        };
+        let mut group = self.start(call, bwrap).await?;
         let (stdin, stdout, stderr) = group.pipes();
         let body = call.body.to_string().into_bytes();
-        let mut output = Vec::new();
-        let mut complaint = Tail::default();
-        let too_large = {
+        let mask = Mask::of_env(&self.env);
+        let mut output = Collector::new(keep, &mask);
+        let mut complaint = Tail::new(&mask);
+        let taken = {
             let pumps = async {
                 let feed = feed(stdin, body).map(Ok);
                 let read = fill(stdout, &mut output);
@@ -91,17 +112,17 @@ impl Command {
         let status = group.reap().await.map_err(|error| {
             TaskError::in_doubt("exit_unknown", format!("how {} ended is not known: {error}", self.program))
         })?;
-        match too_large {
-            Err(TooLarge) => Err(self.too_large()),
-            Ok(()) => self.judge(status, &output, &complaint),
-        }
+        let what = format!("{} wrote", self.program);
+        taken.map_err(|refused| refused.told(&what))?;
+        self.judge(status, bwrap.is_some(), &complaint)?;
+        output.finish(&what).await
     }
 
-    async fn start(&self, call: &Call) -> Result<Group, TaskError> {
+    async fn start(&self, call: &Call, bwrap: Option<&Path>) -> Result<Group, TaskError> {
         let argv = self.argv(&call.values)?;
         let mut busy = 0;
         loop {
-            match Group::start(self.prepare(&argv, call)) {
+            match Group::start(self.prepare(&argv, call, bwrap)) {
                 Ok(group) => return Ok(group),
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && busy < BUSY_TRIES => {
                     busy += 1;
@@ -112,15 +133,15 @@ impl Command {
         }
     }
 
-    fn prepare(&self, argv: &[String], call: &Call) -> tokio::process::Command {
+    fn prepare(&self, argv: &[String], call: &Call, bwrap: Option<&Path>) -> tokio::process::Command {
         let context = &call.context;
-        let mut command = tokio::process::Command::new(Self::program_path(&self.program, &self.folder));
-        command.args(&argv[1..]).current_dir(&self.folder).env_clear();
-        for name in PASSED_ON.into_iter().chain(self.env.iter().map(String::as_str)) {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
+        let program = Self::program_path(&self.program, &self.folder);
+        let mut command = match (bwrap, &self.sandbox) {
+            (Some(bwrap), Some(sandbox)) => sandbox.command(bwrap, &program, &self.folder),
+            _ => tokio::process::Command::new(program),
+        };
+        command.args(&argv[1..]).current_dir(&self.folder);
+        clean_environment(&mut command, &self.env);
         if let Some(traceparent) = &context.traceparent {
             command.env("TRACEPARENT", traceparent);
         }
@@ -135,34 +156,25 @@ impl Command {
         command
     }
 
-    fn judge(&self, status: ExitStatus, output: &[u8], complaint: &Tail) -> Result<Value, TaskError> {
+    /// `confined`: the exit code is that of the sandbox, which says 128 and the signal's number of a
+    /// program that was killed; one that ends so by itself cannot be told from it.
+    fn judge(&self, status: ExitStatus, confined: bool, complaint: &Tail) -> Result<(), TaskError> {
         if status.success() {
-            return Ok(answer(output));
+            return Ok(());
         }
         let program = &self.program;
         let said = complaint.text();
-        let Some(code) = status.code() else {
-            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-            let name = signal.map_or("a signal".to_owned(), |signal| format!("signal {signal}"));
-            let message = sentence(format!("{program} was killed by {name}"), &said);
-            return Err(TaskError::in_doubt("killed", message).detail("signal", signal));
+        let signal = match status.code() {
+            Some(code @ 129..=192) if confined => Some(code - 128),
+            Some(code) => {
+                let message = sentence(format!("{program} ended with exit code {code}"), &said);
+                return Err(TaskError::retryable("exit_status", message).detail("exit_code", code));
+            }
+            None => std::os::unix::process::ExitStatusExt::signal(&status),
         };
-        Err(TaskError::retryable("exit_status", sentence(format!("{program} ended with exit code {code}"), &said))
-            .detail("exit_code", code))
-    }
-
-    /// It was ended in the middle, so what it did is not known; trying again gives the same.
-    fn too_large(&self) -> TaskError {
-        let mut error = TaskError::in_doubt(
-            "output_too_large",
-            format!(
-                "{} wrote more than {MAX_OUTPUT_BYTES} bytes to stdout and was stopped; let it write a file and \
-                 print where that is",
-                self.program
-            ),
-        );
-        error.retryable = false;
-        error.detail("limit", MAX_OUTPUT_BYTES)
+        let name = signal.map_or("a signal".to_owned(), |signal| format!("signal {signal}"));
+        let message = sentence(format!("{program} was killed by {name}"), &said);
+        Err(TaskError::in_doubt("killed", message).detail("signal", signal))
     }
 
     fn not_startable(&self, error: &io::Error) -> TaskError {
@@ -191,8 +203,6 @@ fn sentence(what: String, said: &str) -> String {
     if said.is_empty() { what } else { format!("{what}: {said}") }
 }
 
-struct TooLarge;
-
 /// Gives the command its input. One that does not read it, or not to its end, is fine.
 async fn feed(stdin: Option<ChildStdin>, body: Vec<u8>) {
     if let Some(mut stdin) = stdin {
@@ -200,36 +210,59 @@ async fn feed(stdin: Option<ChildStdin>, body: Vec<u8>) {
     }
 }
 
-/// Reads stdout up to the limit. What cannot be read is not there.
-async fn fill(pipe: Option<impl AsyncRead + Unpin>, output: &mut Vec<u8>) -> Result<(), TooLarge> {
-    let Some(pipe) = pipe else { return Ok(()) };
-    let _ = pipe.take(MAX_OUTPUT_BYTES as u64 + 1).read_to_end(output).await;
-    if output.len() > MAX_OUTPUT_BYTES { Err(TooLarge) } else { Ok(()) }
+/// Reads stdout. What cannot be read is not there.
+async fn fill(pipe: Option<impl AsyncRead + Unpin>, output: &mut Collector<'_>) -> Result<(), Refused> {
+    let Some(mut pipe) = pipe else { return Ok(()) };
+    let mut buffer = vec![0; PIECE_BYTES];
+    while let Ok(count @ 1..) = pipe.read(&mut buffer).await {
+        output.take(&buffer[..count]).await?;
+    }
+    Ok(())
 }
 
-/// The end of what was written to stderr.
-#[derive(Default)]
-struct Tail {
+/// Leaves nothing of the worker's environment but what every child sees and what is named.
+pub(super) fn clean_environment(command: &mut tokio::process::Command, named: &[String]) {
+    command.env_clear();
+    for name in PASSED_ON.into_iter().chain(named.iter().map(String::as_str)) {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+}
+
+/// The end of what was written to stderr, without secrets.
+#[derive(Debug, Default)]
+pub(super) struct Tail {
+    masking: Masking,
     bytes: Vec<u8>,
     cut: bool,
 }
 
 impl Tail {
+    pub(super) fn new(mask: &Mask) -> Self {
+        Self { masking: mask.stream(), ..Self::default() }
+    }
+
     async fn follow(&mut self, pipe: Option<impl AsyncRead + Unpin>) {
         let Some(mut pipe) = pipe else { return };
         let mut buffer = [0; MAX_COMPLAINT_BYTES];
         while let Ok(count @ 1..) = pipe.read(&mut buffer).await {
-            self.bytes.extend_from_slice(&buffer[..count]);
-            let surplus = self.bytes.len().saturating_sub(MAX_COMPLAINT_BYTES);
-            if surplus > 0 {
-                self.bytes.drain(..surplus);
-                self.cut = true;
-            }
+            self.add(&buffer[..count]);
         }
     }
 
-    fn text(&self) -> String {
-        let text = String::from_utf8_lossy(&self.bytes);
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(&self.masking.take(bytes));
+        let surplus = self.bytes.len().saturating_sub(MAX_COMPLAINT_BYTES);
+        if surplus > 0 {
+            self.bytes.drain(..surplus);
+            self.cut = true;
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let bytes = [self.bytes.as_slice(), &self.masking.rest()].concat();
+        let text = String::from_utf8_lossy(&bytes);
         // A line that lost its beginning is left out, unless it is all there is.
         let whole = match text.trim_end().split_once('\n') {
             Some((_, rest)) if self.cut => format!("… {rest}"),

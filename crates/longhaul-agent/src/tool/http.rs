@@ -11,11 +11,12 @@ use longhaul::TaskError;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use reqwest::{Client, Method, Response, StatusCode, Url};
-use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use super::command::MAX_OUTPUT_BYTES;
-use super::{Call, MAX_COMPLAINT_BYTES, answer};
+use super::collect::{Collector, Keep};
+use super::{Call, MAX_COMPLAINT_BYTES, Output};
+use crate::mask::Mask;
+use crate::net::{self, causes};
 use crate::template::{Body, Placeholder, Template};
 
 /// How long a connection may take. Nothing was sent before, so a failure is a known one.
@@ -82,7 +83,20 @@ impl Http {
         check_url(&text).map(drop)
     }
 
-    pub(super) async fn run(&self, call: &Call) -> Result<Value, TaskError> {
+    /// What it is, for a digest. Of secrets, only the names are in it.
+    pub(super) fn definition(&self) -> Value {
+        let header = |(name, value): &(HeaderName, Template)| (name.to_string(), json!(value.to_string()));
+        let headers: Map<String, Value> = self.headers.iter().map(header).collect();
+        json!({
+            "method": self.method(),
+            "url": self.url.to_string(),
+            "headers": headers,
+            "body": self.body.as_ref().map(Body::source),
+            "env": self.env,
+        })
+    }
+
+    pub(super) async fn run(&self, call: &Call, keep: Keep<'_>) -> Result<Output, TaskError> {
         let url = self.url(&call.values)?;
         let what = format!("{} {}", self.method, without_query(url.as_str()));
         let reads = matches!(self.method, Method::GET | Method::HEAD);
@@ -106,49 +120,36 @@ impl Http {
             request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
         for (name, value) in &self.headers {
-            let value = value.render_by(|placeholder, _| self.header_text(placeholder, &call.values))?;
+            let value = value.render_by(|placeholder, _| header_text(placeholder, &call.values, &self.env))?;
             request = request.header(name, header_value(name.as_str(), &value)?);
         }
         let response = request.send().await.map_err(|error| not_answered(&what, &error))?;
-        self.judge(&what, response).await
+        self.judge(&what, response, keep).await
     }
 
-    fn header_text(&self, placeholder: &Placeholder, values: &Value) -> Result<String, TaskError> {
-        let [root, name] = placeholder.path() else { return placeholder.text(values) };
-        if root != "env" {
-            return placeholder.text(values);
-        }
-        // Checked when the manifest was read; looked at again, because it guards secrets.
-        let allowed = self.env.contains(name);
-        std::env::var(name).ok().filter(|_| allowed).ok_or_else(|| {
-            TaskError::fatal(
-                "env_missing",
-                format!(
-                    "{placeholder} has no value: the worker's environment has no text {name}; start it with one"
-                ),
-            )
-        })
-    }
-
-    async fn judge(&self, what: &str, response: Response) -> Result<Value, TaskError> {
+    async fn judge(&self, what: &str, mut response: Response, keep: Keep<'_>) -> Result<Output, TaskError> {
         let status = response.status();
+        let mask = Mask::of_env(&self.env);
         if status.is_success() {
-            let body = read(response, MAX_OUTPUT_BYTES).await;
-            let (body, cut) = body.map_err(|error| {
+            let wrote = format!("{what} answered");
+            let mut output = Collector::new(keep, &mask);
+            while let Some(piece) = response.chunk().await.map_err(|error| {
                 TaskError::in_doubt("answer_lost", format!("{what} answered {status}, then {}", causes(&error)))
-            })?;
-            return if cut { Err(too_large(what)) } else { Ok(answer(&body)) };
+            })? {
+                output.take(&piece).await.map_err(|refused| refused.told(&wrote))?;
+            }
+            return output.finish(&wrote).await;
         }
         let location = response.headers().get("location").and_then(|value| value.to_str().ok().map(str::to_owned));
         // The status says enough; the body only helps to understand it.
-        let (body, cut) = read(response, MAX_COMPLAINT_BYTES).await.unwrap_or_default();
+        let (body, cut) = read(response, MAX_COMPLAINT_BYTES, &mask).await.unwrap_or_default();
         let said = String::from_utf8_lossy(&body);
         let mut message = format!("{what} answered {status}");
         if !said.trim().is_empty() {
             message = format!("{message}: {}{}", said.trim(), if cut { " …" } else { "" });
         }
         Err(if status.is_redirection() {
-            let to = location.map_or("elsewhere".to_owned(), |to| without_query(&to).to_owned());
+            let to = location.map_or("elsewhere".to_owned(), |to| mask.text(without_query(&to)));
             TaskError::fatal(
                 "http_redirect",
                 format!("{what} answered {status}, to {to}; write the final URL in the manifest"),
@@ -160,14 +161,6 @@ impl Http {
         }
         .detail("status", StatusCode::as_u16(&status)))
     }
-}
-
-/// It happened, but its result cannot be kept; trying again gives the same.
-fn too_large(what: &str) -> TaskError {
-    let message = format!("{what} answered more than {MAX_OUTPUT_BYTES} bytes; let it answer where the result is");
-    let mut error = TaskError::in_doubt("output_too_large", message);
-    error.retryable = false;
-    error.detail("limit", MAX_OUTPUT_BYTES)
 }
 
 /// No answer: was anything sent?
@@ -185,32 +178,38 @@ fn not_answered(what: &str, error: &reqwest::Error) -> TaskError {
     TaskError::in_doubt("no_answer", format!("{what}: connection lost after sending: {why}"))
 }
 
-/// The innermost causes, without the URL, which may hold what is not for everyone's eyes.
-fn causes(error: &reqwest::Error) -> String {
-    let mut source = std::error::Error::source(error);
-    let mut why = Vec::new();
-    while let Some(cause) = source {
-        why.push(cause.to_string());
-        source = cause.source();
-    }
-    why.dedup();
-    if why.is_empty() { "the request failed".to_owned() } else { why.join(": ") }
-}
-
-/// Reads at most `limit` bytes; says whether there was more.
-async fn read(mut response: Response, limit: usize) -> Result<(Vec<u8>, bool), reqwest::Error> {
+/// Reads at most `limit` bytes, without secrets; says whether there was more.
+async fn read(mut response: Response, limit: usize, mask: &Mask) -> Result<(Vec<u8>, bool), reqwest::Error> {
+    let mut masking = mask.stream();
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
-        let room = limit - body.len();
-        body.extend_from_slice(&chunk[..chunk.len().min(room)]);
-        if chunk.len() > room {
+        body.extend_from_slice(&masking.take(&chunk));
+        if body.len() > limit {
+            body.truncate(limit);
             return Ok((body, true));
         }
     }
+    body.extend(masking.rest());
     Ok((body, false))
 }
 
-fn header_value(name: &str, value: &str) -> Result<HeaderValue, TaskError> {
+/// What a placeholder in a header stands for: `{{env.NAME}}` is a variable, if it is one of `env`.
+pub(super) fn header_text(placeholder: &Placeholder, values: &Value, env: &[String]) -> Result<String, TaskError> {
+    let [root, name] = placeholder.path() else { return placeholder.text(values) };
+    if root != "env" {
+        return placeholder.text(values);
+    }
+    // Checked when the manifest was read; looked at again, because it guards secrets.
+    let allowed = env.contains(name);
+    std::env::var(name).ok().filter(|_| allowed).ok_or_else(|| {
+        TaskError::fatal(
+            "env_missing",
+            format!("{placeholder} has no value: the worker's environment has no text {name}; start it with one"),
+        )
+    })
+}
+
+pub(super) fn header_value(name: &str, value: &str) -> Result<HeaderValue, TaskError> {
     let mut value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| {
         TaskError::fatal("bad_header", format!("the value of header {name} has a line break or control character"))
     })?;
@@ -241,33 +240,15 @@ fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or(url)
 }
 
-fn client(follow: bool) -> Result<&'static Client, TaskError> {
+pub(super) fn client(follow: bool) -> Result<&'static Client, TaskError> {
     static CLIENTS: OnceLock<[Client; 2]> = OnceLock::new();
     if let Some(clients) = CLIENTS.get() {
         return Ok(&clients[usize::from(follow)]);
     }
-    let tls = tls()?;
-    let build = |redirects| {
-        Client::builder()
-            .tls_backend_preconfigured(tls.clone())
-            .redirect(redirects)
-            .retry(reqwest::retry::never())
-            .pool_max_idle_per_host(0)
-            .connect_timeout(CONNECT_TIMEOUT)
-            .user_agent(concat!("longhaul/", env!("CARGO_PKG_VERSION")))
-            .build()
+    let build = || -> Result<_, TaskError> {
+        Ok(net::client()?.pool_max_idle_per_host(0).connect_timeout(CONNECT_TIMEOUT))
     };
-    let clients =
-        [build(reqwest::redirect::Policy::none())?, build(reqwest::redirect::Policy::limited(MAX_REDIRECTS))?];
+    let follows = reqwest::redirect::Policy::limited(MAX_REDIRECTS);
+    let clients = [build()?.build()?, build()?.redirect(follows).build()?];
     Ok(&CLIENTS.get_or_init(|| clients)[usize::from(follow)])
-}
-
-fn tls() -> Result<ClientConfig, TaskError> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    Ok(ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use longhaul::{StepContext, TaskId};
-use longhaul_agent::{Call, Loaded, Manifest, Saga, Tool, load};
+use longhaul_agent::{Agent, AgentTool, Call, Loaded, Manifest, Saga, Tool, load};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -64,6 +64,23 @@ impl Folder {
         }
     }
 
+    /// The only agent of the folder, which has no problems.
+    pub fn agent(&self) -> Agent {
+        let loaded = self.load();
+        assert_eq!(loaded.problems, []);
+        match loaded.manifests.into_iter().next() {
+            Some(Manifest::Agent(agent)) => *agent,
+            other => panic!("not an agent: {other:?}"),
+        }
+    }
+
+    /// The tool of an agent with these lines.
+    pub fn agent_tool(&self, lines: &str) -> AgentTool {
+        let head = "[agent]\nname = \"a\"\nmodel = \"m\"\n[[tool]]\nname = \"one\"\ndescription = \"Does it\"\n";
+        self.write("agent.toml", &format!("{head}{lines}\n"));
+        self.agent().tools.remove(0)
+    }
+
     /// The tool of a step with this line.
     pub fn tool(&self, line: &str) -> Tool {
         self.write("saga.toml", &format!("[saga]\nname = \"s\"\n[[step]]\nname = \"one\"\n{line}\n"));
@@ -92,6 +109,12 @@ pub fn context() -> StepContext {
 /// A call with this input, as a saga's step makes it.
 pub fn call(input: Value) -> Call {
     let values = Arc::new(json!({"input": input, "steps": {}}));
+    Call { body: Arc::clone(&values), values, context: context() }
+}
+
+/// A call with these arguments, as an agent makes it.
+pub fn arguments(arguments: Value) -> Call {
+    let values = Arc::new(arguments);
     Call { body: Arc::clone(&values), values, context: context() }
 }
 

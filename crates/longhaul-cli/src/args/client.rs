@@ -319,9 +319,24 @@ pub(crate) struct ArtifactArgs {
     /// Write it to this file instead of stdout; an existing one is replaced.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Only these bytes: FIRST-LAST, counted from 0; FIRST- to the end, -N for the last N.
+    #[arg(long, value_name = "RANGE", value_parser = byte_range, allow_hyphen_values = true)]
+    pub(crate) range: Option<String>,
     /// The server to talk to.
     #[arg(long, env = "LONGHAUL_SERVER", value_name = "URL", default_value = "http://127.0.0.1:7171")]
     pub(crate) server: String,
+}
+
+fn byte_range(text: &str) -> Result<String, String> {
+    let number = |text: &str| text.parse::<u64>().is_ok();
+    match text.split_once('-') {
+        Some((first, last))
+            if (number(first) && (last.is_empty() || number(last))) || (first.is_empty() && number(last)) =>
+        {
+            Ok(text.to_owned())
+        }
+        _ => Err("write it like 0-999, 1000- or -500".to_owned()),
+    }
 }
 
 #[derive(Args, Debug)]

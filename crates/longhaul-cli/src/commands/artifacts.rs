@@ -1,9 +1,9 @@
 //! `longhaul artifacts` and `artifact`.
 
-use std::io::Write;
+use std::io::{IsTerminal as _, Write};
 use std::path::Path as FilePath;
 
-use reqwest::Method;
+use reqwest::{Method, header};
 
 use super::{cell, list, moment};
 use crate::args::client::{ArtifactArgs, TaskArgs};
@@ -16,6 +16,8 @@ use crate::units;
 /// Between two pieces of an artifact; a day must be enough for all of it.
 const SILENCE: std::time::Duration = std::time::Duration::from_secs(60);
 const IN_ALL: std::time::Duration = std::time::Duration::from_secs(86_400);
+/// What the server says of what is no text.
+const BINARY: &str = "application/octet-stream";
 
 pub(crate) async fn run(args: TaskArgs) -> Result<(), Failure> {
     let server = Server::new(&args.remote.server)?;
@@ -43,7 +45,17 @@ pub(crate) async fn run(args: TaskArgs) -> Result<(), Failure> {
 pub(crate) async fn one(args: ArtifactArgs) -> Result<(), Failure> {
     let server = Server::new(&args.server)?;
     let path = Path::task(&args.id, &["artifacts", &args.artifact]);
-    let mut response = server.request(Method::GET, &path).accept("*/*").timeout(IN_ALL).open().await?;
+    let mut call = server.request(Method::GET, &path).accept("*/*").timeout(IN_ALL);
+    if let Some(range) = &args.range {
+        call = call.header(header::RANGE, &format!("bytes={range}"));
+    }
+    let mut response = call.open().await?;
+    let is_text = response.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind != BINARY);
+    if args.output.is_none() && !is_text && std::io::stdout().is_terminal() {
+        return Err(Failure::usage(
+            "the artifact is binary and would garble the terminal; say -o FILE, or pipe it",
+        ));
+    }
     let mut file = args.output.as_deref().map(Partial::beside).transpose()?;
     loop {
         let lost = |why: String| Failure::internal(format!("the artifact broke off in the middle: {why}"));

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FilePath, PathBuf};
 
 use longhaul::{Client, Schedule};
+use longhaul_agent::Artifacts;
 use longhaul_agent::manifest::nearest;
 use reqwest::StatusCode;
 use serde::Serialize;
@@ -22,6 +23,8 @@ use crate::units;
 
 /// Less free space than this is a fault: the next transactions may not fit.
 const TOO_LITTLE: u64 = 200 << 20;
+/// How long the storage of artifacts may take to answer.
+const PROBE: std::time::Duration = std::time::Duration::from_secs(20);
 /// Less than this is worth a word.
 const LITTLE: u64 = 2 << 30;
 
@@ -74,6 +77,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<(), Failure> {
         Ok(config) => {
             checks.extend(configuration(&config));
             checks.extend(store(&config).await);
+            checks.push(artifacts(&config).await);
             checks.extend(manifests(&config));
             config.rows
         }
@@ -321,6 +325,28 @@ fn space(folder: &FilePath, free: u64, read_only: bool) -> Check {
         0..TOO_LITTLE => Check::fault("disk", what, "make room before the store cannot write any more"),
         TOO_LITTLE..LITTLE => Check::warning("disk", what, "make room, or set [retention] finished"),
         _ => Check::ok("disk", what),
+    }
+}
+
+/// Whether large results can be kept.
+async fn artifacts(config: &Config) -> Check {
+    let name = "artifacts";
+    let remedy = "set artifacts.url or LONGHAUL_ARTIFACTS to a folder or bucket that can be written to";
+    let Some(url) = &config.artifacts.url else {
+        return Check::warning(name, "there is no home folder to put large results into", remedy);
+    };
+    if url == "memory:" {
+        return Check::warning(name, "are in memory: they are gone when the process ends", remedy);
+    }
+    let folder = FilePath::new(url.strip_prefix("file:").unwrap_or(url));
+    if !url.contains("://") && !folder.exists() {
+        return Check::ok(name, format!("{} is made at the first start", folder.display()));
+    }
+    let tried = async { Artifacts::open(url)?.probe().await };
+    match tokio::time::timeout(PROBE, tried).await {
+        Ok(Ok(())) => Check::ok(name, format!("{url} can be written to and read")),
+        Ok(Err(error)) => Check::fault(name, error.to_string(), remedy),
+        Err(_) => Check::fault(name, format!("{url} does not answer"), remedy),
     }
 }
 

@@ -59,6 +59,7 @@ fn without_anything_the_defaults_hold() {
     let config = bed.config();
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:7171");
     assert_eq!(config.store.url, format!("sqlite:{}/data/longhaul/longhaul.db", bed.folder.path().display()));
+    assert_eq!(config.artifacts.url, Some(format!("{}/data/longhaul/artifacts", bed.folder.path().display())));
     assert_eq!(config.worker.queues, ["default"]);
     assert!(config.rows.iter().all(|row| row.origin == Origin::Default));
     assert!(config.files.is_empty());
@@ -92,12 +93,12 @@ fn unknown_keys_are_told_with_file_line_and_the_nearest_key() {
         "work/longhaul.toml:2: unknown table 'sever'\n    did you mean [server]?\n\
          work/longhaul.toml:4: unknown key 'slot' in [worker]\n    did you mean 'slots'?\n\
          work/longhaul.toml:5: unknown key 'colour' in [worker]\n    \
-         [worker] may have drain, lease, manifests, queues, slots\n\
+         [worker] may have drain, lease, manifests, model, queues, slots\n\
          work/longhaul.toml:7: unknown key 'max_pendin' in [queue.NAME]\n    did you mean 'max_pending'?"
     );
     let bed = Bed::new().here("listen = 1\nserver = 2\n[queue]\nmax_pending = 5\n");
     let told = bed.wrong();
-    assert!(told.contains("longhaul.toml:1: unknown table 'listen'\n    there are auth, "), "{told}");
+    assert!(told.contains("longhaul.toml:1: unknown table 'listen'\n    there are artifacts, auth, "), "{told}");
     assert!(told.contains("longhaul.toml:2: 'server' must be a table\n    write [server] on a line"), "{told}");
     assert!(told.contains("longhaul.toml:4: 'max_pending' in [queue] must be a table"), "{told}");
 }
@@ -223,7 +224,8 @@ fn the_file_that_is_printed_has_the_defaults_and_every_key() {
     let defaults = Bed::new().config();
     let set = Bed::new().here(&uncommented(false)).config();
     for row in &defaults.rows {
-        if row.key != "store.url" {
+        // These differ by the folder.
+        if !["store.url", "artifacts.url"].contains(&row.key.as_str()) {
             let now = set.rows.iter().find(|set| set.key == row.key).expect("the same keys");
             assert_eq!((&now.key, &now.value), (&row.key, &row.value));
         }
@@ -233,4 +235,21 @@ fn the_file_that_is_printed_has_the_defaults_and_every_key() {
     let all = Bed::new().here(&uncommented(true)).config();
     let missing: Vec<&Row> = all.rows.iter().filter(|row| row.origin == Origin::Default).collect();
     assert!(missing.is_empty(), "not in the file: {missing:?}");
+}
+
+#[test]
+fn artifacts_are_kept_beside_the_store_unless_it_is_said_where() {
+    let url = |bed: Bed| {
+        bed.config()
+            .artifacts
+            .url
+            .expect("there is a home folder")
+            .replace(&bed.folder.path().display().to_string(), "")
+    };
+    assert_eq!(url(Bed::new().set("LONGHAUL_STORE", "sqlite:some/where.db")), "some/artifacts");
+    assert_eq!(url(Bed::new().set("LONGHAUL_STORE", "postgres://me@host/db")), "/data/longhaul/artifacts");
+    assert_eq!(url(Bed::new().set("LONGHAUL_STORE", "memory:")), "memory:");
+    assert_eq!(url(Bed::new().set("LONGHAUL_ARTIFACTS", "s3://bucket/x")), "s3://bucket/x");
+    assert_eq!(url(Bed::new().here("[artifacts]\nurl = \"large\"\n")), "/work/large");
+    assert_eq!(url(Bed::new().here("[artifacts]\nurl = \"s3://bucket\"\n")), "s3://bucket");
 }

@@ -162,6 +162,10 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
+    pub fn of(child: Child) -> Self {
+        Self { child }
+    }
+
     /// kill -9
     pub fn kill(&mut self) {
         self.child.kill().expect("killed");

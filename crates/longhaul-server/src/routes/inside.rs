@@ -1,4 +1,4 @@
-//! Looking into a task: steps, checkpoints, state, artifacts, why it stands where it stands.
+//! Looking into a task: steps, checkpoints, state, why it stands where it stands.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -22,8 +22,6 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .routes(routes!(steps))
         .routes(routes!(checkpoints))
         .routes(routes!(state, patch_state))
-        .routes(routes!(artifacts))
-        .routes(routes!(artifact))
         .routes(routes!(why))
         .routes(routes!(stream_token))
 }
@@ -89,24 +87,6 @@ fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
     version
         .map(Some)
         .map_err(|_| Problem::parameter("If-Match", "must be an ETag of this state, like \"3\", or *"))
-}
-
-/// The large results of a task that are kept outside of its state.
-#[utoipa::path(get, path = "/v1/tasks/{id}/artifacts", tag = "inside", params(("id" = String, Path, description = "The task's id")),
-    responses((status = 200, description = "Its artifacts", body = schema::Artifacts)))]
-async fn artifacts(Viewer(caller): Viewer, OfTask(id, ()): OfTask) -> Result<Response, Problem> {
-    let artifacts = caller.client.state(id).await?.map(|(_, state)| state.artifacts).unwrap_or_default();
-    Ok(json_answer(StatusCode::OK, &json!({"artifacts": artifacts})))
-}
-
-/// What the state says of one artifact.
-#[utoipa::path(get, path = "/v1/tasks/{id}/artifacts/{artifact_id}", tag = "inside",
-    params(("id" = String, Path, description = "The task's id"), ("artifact_id" = String, Path, description = "The artifact's id")),
-    responses((status = 200, description = "The artifact", body = schema::Artifact)))]
-async fn artifact(Viewer(caller): Viewer, OfTask(id, artifact): OfTask<String>) -> Result<Response, Problem> {
-    let artifacts = caller.client.state(id).await?.map(|(_, state)| state.artifacts).unwrap_or_default();
-    let found = artifacts.into_iter().find(|found| found.artifact_id == artifact);
-    found.map(|found| json_answer(StatusCode::OK, &found)).ok_or_else(|| Problem::not_found("artifact", &artifact))
 }
 
 /// What a task waits for, and what would change that.

@@ -4,13 +4,17 @@ use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::Response;
-use longhaul::{Event, Events, Role, TaskId};
+use futures_util::stream::{BoxStream, try_unfold};
+use futures_util::{StreamExt, TryStreamExt};
+use longhaul::store::StoreError;
+use longhaul::{Event, Events, Live, Role, TaskId};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::live_frame;
 use crate::auth::{Anyone, Caller};
 use crate::body::{OfTask, Params, parse};
 use crate::problem::Problem;
@@ -34,7 +38,7 @@ struct ChannelParams {
     access_token: Option<String>,
 }
 
-/// A WebSocket with the task's events down and commands up: `cancel`, `answer`, `approve`, `deny`, `priority`, `message`, `patch`.
+/// A WebSocket with the task's events and what its model writes down, and commands up: `cancel`, `answer`, `approve`, `deny`, `priority`, `message`, `patch`.
 #[utoipa::path(get, path = "/v1/tasks/{id}/ws", tag = "streams",
     params(("id" = String, Path, description = "The task's id"), ChannelParams),
     responses((status = 101, description = "The channel is open")))]
@@ -49,12 +53,14 @@ async fn channel(
     let upgrade = upgrade.map_err(|error| Problem::new("invalid_parameter", error.body_text()))?;
     own_origin(&app, &headers)?;
     caller.may_follow(id)?;
-    let events = caller.client.events(id, params.after.unwrap_or(0)).await?;
+    let after = params.after.unwrap_or(0);
+    let live = caller.client.live(id);
+    let events = all_events(caller.client.events(id, after).await?);
     let upgrade = upgrade.max_message_size(MAX_MESSAGE_BYTES).max_frame_size(MAX_MESSAGE_BYTES);
     // The browser offers its token as a protocol or in the query; nothing of that is a protocol of ours.
     Ok(upgrade.on_upgrade(move |socket| async move {
         let _reader = app.metrics().ws_reader();
-        Channel { app, caller, task: id, events, ended: false }.run(socket).await;
+        Channel { app, caller, task: id }.run(socket, Down { events, live, last: after }).await;
     }))
 }
 
@@ -74,29 +80,39 @@ struct Channel {
     app: App,
     caller: Caller,
     task: TaskId,
-    events: Events,
-    /// The final event was given; what can be asked of a task that has ended still may be.
-    ended: bool,
+}
+
+/// What goes down the channel.
+struct Down {
+    /// A stream, so that reading goes on where it was whatever else happens on the channel.
+    events: BoxStream<'static, Result<Event, StoreError>>,
+    live: Live,
+    /// The number of the last event given.
+    last: u64,
 }
 
 impl Channel {
-    async fn run(mut self, mut socket: WebSocket) {
+    async fn run(self, mut socket: WebSocket, mut down: Down) {
         let mut heartbeat = tokio::time::interval(self.app.settings().heartbeat);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let stopping = self.app.stopping().clone();
         let close = loop {
             let sent = tokio::select! {
-                event = self.events.next(), if !self.ended => match event {
+                event = down.events.try_next() => match event {
                     Ok(Some(event)) => {
-                        self.ended = event.is_final();
-                        socket.send(down(&event)).await
+                        down.last = event.seq;
+                        let sent = socket.send(told(&event)).await;
+                        if sent.is_ok() && event.is_final() {
+                            break close(close_code::NORMAL, "the task has ended");
+                        }
+                        sent
                     }
-                    Ok(None) => {
-                        self.ended = true;
-                        break close(close_code::NORMAL, "the task has ended");
-                    }
+                    Ok(None) => break close(close_code::NORMAL, "the task has ended"),
                     Err(_) => break close(close_code::AGAIN, "the store does not answer; resume with ?after="),
                 },
+                Some(text) = down.live.next() => {
+                    socket.send(Message::Text(live_frame(&text, down.last).to_string().into())).await
+                }
                 message = socket.recv() => match message {
                     Some(Ok(Message::Text(text))) => socket.send(self.obey(text.as_bytes()).await).await,
                     Some(Ok(Message::Binary(_))) => break close(close_code::UNSUPPORTED, "send text"),
@@ -108,9 +124,6 @@ impl Channel {
             };
             if sent.is_err() {
                 return;
-            }
-            if self.ended {
-                break close(close_code::NORMAL, "the task has ended");
             }
         };
         // The reader may be gone already.
@@ -183,7 +196,11 @@ struct Up {
     body: Map<String, Value>,
 }
 
-fn down(event: &Event) -> Message {
+fn all_events(events: Events) -> BoxStream<'static, Result<Event, StoreError>> {
+    try_unfold(events, |mut events| async move { Ok(events.next().await?.map(|event| (event, events))) }).boxed()
+}
+
+fn told(event: &Event) -> Message {
     Message::Text(json!({"type": "event", "event": event}).to_string().into())
 }
 

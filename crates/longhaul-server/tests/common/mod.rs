@@ -249,6 +249,7 @@ pub async fn worker(client: &Client) -> WorkerHandle {
         .handler("signal", signal)
         .handler("fail", async |_run: Run, _: Value| Err::<(), _>(TaskError::fatal("broken", "it broke")))
         .handler("state", state)
+        .handler("write", write)
         .start()
         .await
         .expect("a worker")
@@ -280,6 +281,22 @@ async fn signal(run: Run, name: String) -> Result<Value, TaskError> {
 /// Has an agent's state and waits to be told to end.
 async fn state(run: Run, goal: String) -> Result<Value, TaskError> {
     run.patch(serde_json::from_value(json!({"set_goal": goal})).expect("a patch")).await?;
+    run.signal("end").await
+}
+
+/// Told to go, writes as a model does, twice; then waits to be told to end.
+async fn write(run: Run, _: Value) -> Result<Value, TaskError> {
+    let _: Value = run.signal("go").await?;
+    run.step_with("think", |context| {
+        let run = run.clone();
+        async move {
+            for (attempt, after, text) in [(1, 0, "Good "), (2, 0, "Hello "), (2, 6, "world")] {
+                run.live(&context, attempt, after, text);
+            }
+            Ok::<_, TaskError>("Hello world".to_owned())
+        }
+    })
+    .await?;
     run.signal("end").await
 }
 
