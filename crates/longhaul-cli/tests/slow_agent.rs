@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{Bed, PATIENCE, WorkerProcess};
 use endpoint::{Conversation, Endpoint, Says};
@@ -329,8 +330,11 @@ async fn decided(bed: Bed) {
         let id = shared.submit("every_step", name, "Charge the card").await;
         let mut worker = shared.worker(name);
         let mut events = client.events(id, 0).await.expect("the task is there");
+        let began = Instant::now();
         while effects(&shared.agents, "charge", id) == 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            // The tool writes to a file, which nobody can be told of.
+            assert!(began.elapsed() < PATIENCE, "{name}: the card is not charged");
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         worker.kill();
         std::fs::remove_file(shared.agents.join("hang")).expect("removed");
