@@ -69,18 +69,6 @@ CREATE INDEX deliveries_dead ON deliveries (tenant, updated_at) WHERE status = 3
 -- The task has lines in the outbox.
 ALTER TABLE tasks ADD COLUMN hooked INTEGER NOT NULL DEFAULT 0;
 
--- Whoever tells an event makes its lines due, in the same transaction. A line that wants only ends, and
--- that nothing was left to do for, need not look at what came before this one.
-CREATE TRIGGER tasks_told AFTER UPDATE OF last_seq, state ON tasks
-WHEN NEW.hooked = 1 AND (NEW.last_seq <> OLD.last_seq OR NEW.state <> OLD.state)
-BEGIN
-    UPDATE outbox
-    SET last_seq = NEW.last_seq,
-        sent     = CASE WHEN due_at IS NULL AND finals = 1 AND NEW.state >= 3 THEN max(sent, OLD.last_seq) ELSE sent END,
-        due_at   = CASE WHEN due_at IS NULL AND (finals = 0 OR NEW.state >= 3) THEN NEW.updated_at ELSE due_at END
-    WHERE task = NEW.id AND ended = 0;
-END;
-
 CREATE TRIGGER tasks_unhooked AFTER DELETE ON tasks
 WHEN OLD.hooked = 1
 BEGIN

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, Transaction};
 use uuid::Uuid;
 
 use super::clock::{Clock, boot_id, boot_micros, wall_micros};
@@ -117,6 +117,7 @@ impl SqliteStore {
                     lease_now: boot_micros() + offset,
                     boot: &boot,
                     gauge: &gauge,
+                    append: None,
                     depths: BTreeMap::new(),
                     told: Told::default(),
                 };
@@ -165,6 +166,8 @@ struct Tx<'a> {
     lease_now: i64,
     boot: &'a str,
     gauge: &'a Gauge,
+    /// The statement that nearly every transaction uses for each of its entries.
+    append: Option<CachedStatement<'a>>,
     /// Changes of the number of pending tasks per queue.
     depths: BTreeMap<String, i64>,
     told: Told,

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::{OptionalExtension, Row};
+use rusqlite::{OptionalExtension, Row, Statement};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::rows::{self, Id};
+use super::rows::{self, Id, Teller};
 use super::{Tx, store_error};
 use crate::event::{LogEntry, LogRow, NewEvent};
 use crate::record::{Record, UndoOn};
 use crate::store::clock::micros;
 use crate::store::rules::{self, Candidate};
 use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, LOG_WITH_CLAIM, Lease, StoreError};
+use crate::task::State;
 
 /// How many candidates beyond the wanted ones are looked at, in case some may not be taken.
 const SPARE: usize = 8;
@@ -54,6 +55,7 @@ struct Found {
 struct TaskRow {
     rowid: i64,
     created_at: i64,
+    hooked: bool,
     lease: Option<Lease>,
 }
 
@@ -62,7 +64,7 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
     let (task, tenant, queue): (_, String, String) = (rows::task_id(row, 1)?, row.get(4)?, row.get(6)?);
     let crashes = row.get(9)?;
     Ok(Found {
-        row: TaskRow { rowid: row.get(0)?, created_at: row.get(14)?, lease: None },
+        row: TaskRow { rowid: row.get(0)?, created_at: row.get(14)?, hooked: row.get(19)?, lease: None },
         candidate: Candidate {
             id: task,
             rank: row.get(2)?,
@@ -139,13 +141,15 @@ fn take_and_park(
     claimed.suspect_waits |= admission.suspect_waits;
     let started = NewEvent::new("task.started", json!({"worker": ask.worker}));
     let started = LogEntry::new(&[started], &[] as &[Record]);
+    let mut update = tx.sql.prepare_cached(include_str!("sql/claim_take.sql")).map_err(store_error)?;
     for (index, holds) in &admission.take {
         let row = &mut rows[*index];
         // No index is taken twice.
         let Some(lease) = row.lease.take() else { continue };
         let holds = (!holds.is_empty()).then(|| json!(holds).to_string());
-        let lease = take(tx, ask, row, lease, holds)?;
-        tx.append(lease.task, lease.last_seq, lease.fence, &started)?;
+        let lease = take(tx, &mut update, ask, row, lease, holds)?;
+        let teller = Teller { task: lease.task, run: lease.fence, state: State::Running, hooked: row.hooked };
+        tx.append(&teller, lease.last_seq, &started)?;
         tx.count_pending(&lease.queue, -1);
         tx.told.changed.push(lease.task);
         claimed.leases.push(lease);
@@ -162,6 +166,7 @@ fn take_and_park(
 /// Writes a lease and gives it with its fence and its log.
 fn take(
     tx: &Tx<'_>,
+    update: &mut Statement<'_>,
     ask: &Claim,
     row: &TaskRow,
     mut lease: Lease,
@@ -172,23 +177,20 @@ fn take(
     lease.last_seq += 1;
     let timeout = ask.timeouts.get(&lease.handler);
     lease.deadline = lease.deadline.or(timeout.map(|&timeout| row.created_at + micros(timeout)));
-    tx.sql
-        .prepare_cached(include_str!("sql/claim_take.sql"))
-        .and_then(|mut update| {
-            update.execute(rusqlite::params![
-                row.rowid,
-                Id(ask.worker),
-                ask.number,
-                tx.lease_now + micros(ask.lease),
-                tx.boot,
-                holds,
-                rules::running_due(lease.deadline, lease.phase),
-                tx.now,
-                lease.fence,
-                lease.last_seq,
-                lease.deadline,
-            ])
-        })
+    update
+        .execute(rusqlite::params![
+            row.rowid,
+            Id(ask.worker),
+            ask.number,
+            tx.lease_now + micros(ask.lease),
+            tx.boot,
+            holds,
+            rules::running_due(lease.deadline, lease.phase),
+            tx.now,
+            lease.fence,
+            lease.last_seq,
+            lease.deadline,
+        ])
         .map_err(store_error)?;
     Ok(lease)
 }

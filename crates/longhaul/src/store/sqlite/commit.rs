@@ -1,8 +1,8 @@
 //! Writing what runs have done.
 
-use rusqlite::OptionalExtension;
+use rusqlite::{CachedStatement, OptionalExtension, Statement};
 
-use super::rows::{self, Id};
+use super::rows::{self, Id, Teller};
 use super::{Tx, store_error};
 use crate::record::UndoOn;
 use crate::state::{AgentState, StateChange};
@@ -14,7 +14,25 @@ use crate::task::{Phase, State, TaskId, timestamp};
 type Answer = Result<Committed, CommitRefused>;
 
 pub(super) fn commit(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<Answer>, StoreError> {
-    batch.iter().map(|commit| one(tx, commit)).collect()
+    let mut sql = Statements::prepare(tx).map_err(store_error)?;
+    batch.iter().map(|commit| one(tx, &mut sql, commit)).collect()
+}
+
+/// What nearly every commit of a batch executes, looked up once.
+struct Statements<'a> {
+    check: CachedStatement<'a>,
+    record: CachedStatement<'a>,
+    outcome: CachedStatement<'a>,
+}
+
+impl<'a> Statements<'a> {
+    fn prepare(tx: &Tx<'a>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            check: tx.sql.prepare_cached(include_str!("sql/commit_check.sql"))?,
+            record: tx.sql.prepare_cached(include_str!("sql/commit_record.sql"))?,
+            outcome: tx.sql.prepare_cached(include_str!("sql/commit_outcome.sql"))?,
+        })
+    }
 }
 
 /// What the row says about the commit's task.
@@ -25,10 +43,11 @@ struct Current {
     phase: Phase,
     has_parent: bool,
     holds: Option<String>,
+    hooked: bool,
 }
 
-fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
-    let current = current(tx, commit)?;
+fn one(tx: &mut Tx<'_>, sql: &mut Statements<'_>, commit: &Commit) -> Result<Answer, StoreError> {
+    let current = current(tx, &mut sql.check, commit)?;
     match rules::check_commit(current.as_ref().map(|current| &current.check), commit, tx.now) {
         Verdict::Refuse(refused) => return Ok(Err(refused)),
         Verdict::Known => return written_before(tx, commit).map(Ok),
@@ -39,8 +58,10 @@ fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
     let first_seq = current.check.last_seq + 1;
     let last_seq = current.check.last_seq + u64::from(commit.entry.count);
     if commit.entry.count > 0 {
-        tx.append(commit.task, first_seq, commit.fence, &commit.entry)?;
-        tx.told.tell(commit.task, commit.outcome.as_ref().map_or(State::Running, Outcome::state));
+        let state = commit.outcome.as_ref().map_or(State::Running, Outcome::state);
+        let teller = Teller { task: commit.task, run: commit.fence, state, hooked: current.hooked };
+        tx.append(&teller, first_seq, &commit.entry)?;
+        tx.told.tell(commit.task, state);
     }
     for change in &commit.patches {
         tx.change_state(commit.task, change)?;
@@ -50,38 +71,35 @@ fn one(tx: &mut Tx<'_>, commit: &Commit) -> Result<Answer, StoreError> {
     }
     super::asks::write(tx, commit)?;
     match &commit.outcome {
-        None => record(tx, commit, current.rowid, last_seq)?,
-        Some(outcome) => end_run(tx, commit, outcome, &current, last_seq)?,
+        None => record(tx, &mut sql.record, commit, current.rowid, last_seq)?,
+        Some(outcome) => end_run(tx, &mut sql.outcome, commit, outcome, &current, last_seq)?,
     }
     Ok(Ok(Committed { first_seq, last_seq }))
 }
 
-fn current(tx: &Tx<'_>, commit: &Commit) -> Result<Option<Current>, StoreError> {
+fn current(tx: &Tx<'_>, select: &mut Statement<'_>, commit: &Commit) -> Result<Option<Current>, StoreError> {
     let expired = super::asks::expired(tx, commit)?;
-    tx.sql
-        .prepare_cached(include_str!("sql/commit_check.sql"))
-        .and_then(|mut select| {
-            select
-                .query_row([Id::from(commit.task)], |row| {
-                    Ok(Current {
-                        rowid: row.get(8)?,
-                        check: CommitCheck {
-                            state: rows::state(row, 0)?,
-                            fence: row.get(1)?,
-                            commit_no: row.get(2)?,
-                            last_seq: row.get(3)?,
-                            cancelled: row.get(4)?,
-                            deadline: row.get(5)?,
-                            expired,
-                        },
-                        queue: row.get(6)?,
-                        holds: row.get(7)?,
-                        phase: rows::phase(row, 9)?,
-                        has_parent: row.get(10)?,
-                    })
-                })
-                .optional()
+    select
+        .query_row([Id::from(commit.task)], |row| {
+            Ok(Current {
+                rowid: row.get(8)?,
+                check: CommitCheck {
+                    state: rows::state(row, 0)?,
+                    fence: row.get(1)?,
+                    commit_no: row.get(2)?,
+                    last_seq: row.get(3)?,
+                    cancelled: row.get(4)?,
+                    deadline: row.get(5)?,
+                    expired,
+                },
+                queue: row.get(6)?,
+                holds: row.get(7)?,
+                phase: rows::phase(row, 9)?,
+                has_parent: row.get(10)?,
+                hooked: row.get(11)?,
+            })
         })
+        .optional()
         .map_err(store_error)
 }
 
@@ -99,29 +117,33 @@ fn written_before(tx: &Tx<'_>, commit: &Commit) -> Result<Committed, StoreError>
 }
 
 /// The run goes on: no index is touched.
-fn record(tx: &Tx<'_>, commit: &Commit, rowid: i64, last_seq: u64) -> Result<(), StoreError> {
-    tx.sql
-        .prepare_cached(include_str!("sql/commit_record.sql"))
-        .and_then(|mut update| {
-            update.execute((
-                rowid,
-                commit.number,
-                last_seq,
-                commit.recorded,
-                &commit.progress,
-                tx.now,
-                commit.undoable,
-                commit.phase.map(|phase| phase as i16),
-                &commit.usage,
-                commit.undo_on.map(UndoOn::code),
-            ))
-        })
+fn record(
+    tx: &Tx<'_>,
+    update: &mut Statement<'_>,
+    commit: &Commit,
+    rowid: i64,
+    last_seq: u64,
+) -> Result<(), StoreError> {
+    update
+        .execute((
+            rowid,
+            commit.number,
+            last_seq,
+            commit.recorded,
+            &commit.progress,
+            tx.now,
+            commit.undoable,
+            commit.phase.map(|phase| phase as i16),
+            &commit.usage,
+            commit.undo_on.map(UndoOn::code),
+        ))
         .map_err(store_error)?;
     Ok(())
 }
 
 fn end_run(
     tx: &mut Tx<'_>,
+    update: &mut Statement<'_>,
     commit: &Commit,
     outcome: &Outcome,
     current: &Current,
@@ -158,31 +180,28 @@ fn end_run(
         Outcome::Released => due_at = rules::pending_due(None, deadline),
     }
     let ready = state == State::Pending && run_at.is_none();
-    tx.sql
-        .prepare_cached(include_str!("sql/commit_outcome.sql"))
-        .and_then(|mut update| {
-            update.execute(rusqlite::params![
-                current.rowid,
-                commit.number,
-                last_seq,
-                commit.recorded,
-                commit.progress,
-                now,
-                state.code(),
-                ready,
-                due_at,
-                run_at,
-                rows::to_json(waiting.as_ref()),
-                result,
-                rows::to_json(error),
-                attempts,
-                state.is_final().then_some(now),
-                commit.undoable,
-                phase as i16,
-                commit.usage,
-                commit.undo_on.map(UndoOn::code),
-            ])
-        })
+    update
+        .execute(rusqlite::params![
+            current.rowid,
+            commit.number,
+            last_seq,
+            commit.recorded,
+            commit.progress,
+            now,
+            state.code(),
+            ready,
+            due_at,
+            run_at,
+            rows::to_json(waiting.as_ref()),
+            result,
+            rows::to_json(error),
+            attempts,
+            state.is_final().then_some(now),
+            commit.undoable,
+            phase as i16,
+            commit.usage,
+            commit.undo_on.map(UndoOn::code),
+        ])
         .map_err(store_error)?;
     if state == State::Pending {
         tx.count_pending(&current.queue, 1);

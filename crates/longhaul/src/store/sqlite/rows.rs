@@ -107,6 +107,17 @@ pub(super) fn log_row_from(row: &Row<'_>, first: usize) -> rusqlite::Result<LogR
     })
 }
 
+/// Whose log an entry is added to.
+pub(super) struct Teller {
+    pub(super) task: TaskId,
+    /// The run that tells it; 0 when others do.
+    pub(super) run: u64,
+    /// The task's state from then on.
+    pub(super) state: State,
+    /// The task has lines in the outbox, or may have.
+    pub(super) hooked: bool,
+}
+
 impl Tx<'_> {
     pub(super) fn head(&self, task: TaskId) -> Result<Option<Head>, StoreError> {
         self.sql
@@ -115,14 +126,23 @@ impl Tx<'_> {
             .map_err(store_error)
     }
 
-    /// Adds an entry to a task's log, from number `seq` on.
-    pub(super) fn append(&self, task: TaskId, seq: u64, run: u64, entry: &LogEntry) -> Result<(), StoreError> {
-        self.sql
-            .prepare_cached(include_str!("sql/log_append.sql"))
-            .and_then(|mut insert| {
-                insert.execute((Id::from(task), seq, entry.count, self.now, run, &entry.events, &entry.records))
-            })
+    /// Adds an entry to a task's log, from number `seq` on, and makes the task's lines due.
+    pub(super) fn append(&mut self, teller: &Teller, seq: u64, entry: &LogEntry) -> Result<(), StoreError> {
+        let task = Id::from(teller.task);
+        let append = match &mut self.append {
+            Some(append) => append,
+            none => none.insert(self.sql.prepare_cached(include_str!("sql/log_append.sql")).map_err(store_error)?),
+        };
+        append
+            .execute((&task, seq, entry.count, self.now, teller.run, &entry.events, &entry.records))
             .map_err(store_error)?;
+        if teller.hooked && entry.count > 0 {
+            let (before, last) = (seq - 1, seq - 1 + u64::from(entry.count));
+            self.sql
+                .prepare_cached(include_str!("sql/outbox_told.sql"))
+                .and_then(|mut update| update.execute((&task, last, teller.state.is_final(), before, self.now)))
+                .map_err(store_error)?;
+        }
         Ok(())
     }
 
@@ -134,7 +154,8 @@ impl Tx<'_> {
         let freed = if left_running { head.holds.take() } else { None };
         // A row is written even without events (a task whose time has come tells nothing).
         if entry.count > 0 || entry.records.is_some() {
-            self.append(head.id, head.last_seq + 1, 0, &entry)?;
+            let teller = Teller { task: head.id, run: 0, state: head.state, hooked: true };
+            self.append(&teller, head.last_seq + 1, &entry)?;
             head.last_seq += u64::from(entry.count);
         }
         self.save(&head, left_running)?;

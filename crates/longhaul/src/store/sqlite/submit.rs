@@ -6,7 +6,7 @@ use std::time::Duration;
 use rusqlite::OptionalExtension;
 
 use super::outbox::Hooks;
-use super::rows::Id;
+use super::rows::{Id, Teller};
 use super::{Tx, rows, store_error};
 use crate::record::Record;
 use crate::store::clock::micros;
@@ -209,7 +209,9 @@ fn insert(
     if written == 0 {
         return Ok(false);
     }
-    tx.append(task.id, 1, 0, &task.first_entry())?;
+    // Its lines come after it, and know of this entry.
+    let teller = Teller { task: task.id, run: 0, state: State::Pending, hooked: false };
+    tx.append(&teller, 1, &task.first_entry())?;
     for change in task.inherited().filter_map(Record::state_change) {
         tx.change_state(task.id, &change)?;
     }

@@ -1,3 +1,3 @@
-SELECT state, fence, commit_no, last_seq, cancel IS NOT NULL, deadline, queue, holds, rowid, phase, parent IS NOT NULL
+SELECT state, fence, commit_no, last_seq, cancel IS NOT NULL, deadline, queue, holds, rowid, phase, parent IS NOT NULL, hooked
 FROM tasks
 WHERE id = ?1
