@@ -526,10 +526,11 @@ impl Work {
         let manners = Manners { cancel_grace: self.settings.cancel_grace, retry: self.settings.retry };
         let span = run_span(&lease);
         let run = run_lease(engine, lease, lease_time, told, served, manners).instrument(span);
-        let run = self.runs.spawn(async move {
+        // In a box, because a run is a few kilobytes, and what is spawned is moved several times.
+        let run = self.runs.spawn(Box::pin(async move {
             run.await;
             (task, fence)
-        });
+        }));
         if let Some(running) = self.running.get_mut(&task).filter(|running| running.fence == fence) {
             running.run = Some(run.id());
         }

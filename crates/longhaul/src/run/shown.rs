@@ -46,10 +46,9 @@ pub(crate) fn begins(lease: &Lease) {
 /// Says that the run whose span this is in is over.
 pub(super) fn is_over(ended: Ended, error: Option<&TaskError>) {
     let outcome = ended.name();
-    match (ended, error) {
-        (Ended::Failed | Ended::Retry | Ended::Lost, _) => Span::current().record("otel.status_code", "ERROR"),
-        _ => Span::current().record("otel.status_code", "OK"),
-    };
+    if matches!(ended, Ended::Failed | Ended::Retry | Ended::Lost) {
+        Span::current().record("otel.status_code", "ERROR");
+    }
     match (ended, error) {
         (Ended::Failed | Ended::Retry, Some(error)) => {
             tracing::warn!(outcome, code = error.code, %error, "the run is over");
@@ -122,7 +121,6 @@ impl Try {
 
     pub(super) fn completed(self) {
         let took = self.took();
-        self.span.record("otel.status_code", "OK");
         if self.undo {
             self.meter.step_ended(StepEnded::Undone);
             self.span.in_scope(|| tracing::info!(?took, "undone"));
