@@ -27,7 +27,7 @@ pub use context::{ContextSlice, condense};
 pub use manifest::{Agent, Loaded, Manifest, Problem, Saga, load};
 pub use model::Model;
 pub use template::Template;
-pub use tool::{AgentTool, Call, Output, Tool, Toolbox};
+pub use tool::{AgentTool, Call, HowFar, Output, Tell, Tool, Toolbox};
 
 /// Adds the handlers of the manifests to a worker.
 pub fn register(worker: Worker, manifests: impl IntoIterator<Item = Manifest>, host: &Host) -> Worker {

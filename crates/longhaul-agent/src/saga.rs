@@ -158,7 +158,7 @@ fn caller(tool: &Tool, values: &Arc<Value>) -> impl FnMut(StepContext) -> BoxFut
     let values = Arc::clone(values);
     move |context| {
         let tool = Arc::clone(&tool);
-        let call = Call { values: Arc::clone(&values), body: Arc::clone(&values), context };
+        let call = Call { values: Arc::clone(&values), body: Arc::clone(&values), context, progress: None };
         Box::pin(async move { tool.run(&call).await })
     }
 }
@@ -178,7 +178,7 @@ fn undoer(
         known["steps"][&name] = json!({"result": result});
         known["result"] = result;
         let known = Arc::new(known);
-        let call = Call { values: Arc::clone(&known), body: known, context };
+        let call = Call { values: Arc::clone(&known), body: known, context, progress: None };
         Box::pin(async move { undo.run(&call).await.map(drop) })
     }
 }

@@ -28,6 +28,7 @@ mod function;
 mod group;
 mod http;
 mod mcp;
+mod progress;
 mod sandbox;
 pub(crate) mod schema;
 mod toolbox;
@@ -42,6 +43,7 @@ pub use function::Function;
 pub(crate) use http::BadUrl;
 pub use http::Http;
 pub use mcp::Remote;
+pub use progress::{HowFar, Tell};
 pub use sandbox::Sandbox;
 pub use toolbox::Toolbox;
 
@@ -72,6 +74,8 @@ pub struct Call {
     pub body: Arc<Value>,
     /// Who calls; passed on, so that the other side can recognise a repeated or outdated call.
     pub context: StepContext,
+    /// Who is told how far it is, while it is under way.
+    pub progress: Option<Tell>,
 }
 
 /// What a tool gave.

@@ -1,89 +1,14 @@
 //! MCP servers as tools: against a real server of the official Python SDK, on stdio and on HTTP.
 
 mod common;
+#[path = "common/mcp.rs"]
+mod server;
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::sync::Arc;
-
-use common::{Folder, PATIENCE, TRACEPARENT, alive, arguments, until};
-use longhaul::{Effect, Risk, TaskError};
-use longhaul_agent::{AgentTool, Artifacts, Output, Toolbox};
-use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader};
-
-/// The Python that has the packages of the tests; without one, a test says so and is skipped.
-fn python() -> Option<String> {
-    let python = std::env::var("LONGHAUL_TEST_PYTHON").ok();
-    if python.is_none() {
-        eprintln!("skipped: LONGHAUL_TEST_PYTHON names no Python with the package mcp (./dev services)");
-    }
-    python
-}
-
-fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/mcp_server.py")
-}
-
-/// The server as a child process of the tools; `more` are lines of the manifest below `[[mcp]]`.
-fn stdio(folder: &Folder, python: &str, more: &str) {
-    // A script, because the interpreter lies wherever it does.
-    folder.script("server", &format!("echo $$ > pid\nexec '{python}' '{}'", script().display()));
-    folder.write(
-        "agent.toml",
-        &format!(
-            "[agent]\nname = \"a\"\nmodel = \"m\"\n[[mcp]]\nname = \"test\"\ncommand = [\"./server\"]\n{more}\n"
-        ),
-    );
-}
-
-async fn open(folder: &Folder) -> Toolbox {
-    tokio::time::timeout(PATIENCE, Toolbox::open(&folder.agent(), Vec::new()))
-        .await
-        .expect("in time")
-        .expect("the server can be used")
-}
-
-fn tool(toolbox: &Toolbox, name: &str) -> Arc<AgentTool> {
-    toolbox.get(name).unwrap_or_else(|| panic!("no {name}"))
-}
-
-async fn run(toolbox: &Toolbox, name: &str, given: Value) -> Result<Value, TaskError> {
-    let tool = tool(toolbox, name);
-    let given = tool.arguments(&given.to_string()).expect("they fit");
-    tokio::time::timeout(PATIENCE, tool.action.run(&arguments(given))).await.expect("in time")
-}
-
-/// The server on a port; killed with this value.
-struct Served {
-    child: tokio::process::Child,
-    port: u16,
-}
-
-impl Served {
-    async fn start(python: &str, port: u16) -> Self {
-        let mut child = tokio::process::Command::new(python)
-            .arg(script())
-            .arg(port.to_string())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let port = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("in time").expect("readable");
-        Self { child, port: port.expect("a line").parse().expect("a port") }
-    }
-
-    fn manifest(&self, folder: &Folder, more: &str) {
-        let port = self.port;
-        folder.write(
-            "agent.toml",
-            &format!(
-                "[agent]\nname = \"a\"\nmodel = \"m\"\n[[mcp]]\nname = \"test\"\nurl = \"http://127.0.0.1:{port}/mcp\"\n{more}\n"
-            ),
-        );
-    }
-}
+use common::{Folder, TRACEPARENT, alive, arguments, until};
+use longhaul::{Effect, Risk};
+use longhaul_agent::{Artifacts, Output, Toolbox};
+use serde_json::json;
+use server::{Served, open, pids, python, run, stdio, stdio_of, tool};
 
 #[tokio::test]
 async fn the_tools_of_a_server_become_tools_with_the_rules_of_the_manifest() {
@@ -156,31 +81,35 @@ async fn long_results_and_pictures_are_stored() {
 }
 
 #[tokio::test]
-async fn tools_that_come_later_are_there_without_a_restart() {
+async fn an_old_server_that_ends_when_asked_for_what_it_does_not_know_is_greeted_in_the_old_way() {
     let Some(python) = python() else { return };
     let folder = Folder::new();
-    stdio(&folder, &python, "");
+    stdio_of(&folder, &python, "ends", "");
     let toolbox = open(&folder).await;
-    assert!(toolbox.get("test__late").is_none());
-    run(&toolbox, "test__grow", json!({})).await.expect("grows");
-    until("the new tool is listed", || toolbox.get("test__late").is_some()).await;
-    assert_eq!(run(&toolbox, "test__late", json!({})).await.expect("called"), json!("better late than never"));
+    let two = json!({"a": 1, "b": 1});
+    assert_eq!(run(&toolbox, "test__add", two.clone()).await.expect("adds"), json!({"result": 2}));
+    run(&toolbox, "test__die", json!({})).await.expect_err("it died");
+    assert_eq!(run(&toolbox, "test__add", two).await.expect("another one"), json!({"result": 2}));
+    assert_eq!(pids(&folder).len(), 3, "what it does not know is asked for once");
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_cancelled_at_the_server() {
+async fn a_server_that_hangs_is_replaced_once_a_call_was_given_up() {
     let Some(python) = python() else { return };
     let folder = Folder::new();
     stdio(&folder, &python, "");
     let toolbox = open(&folder).await;
-    let slow = tool(&toolbox, "test__slow");
+    let freeze = tool(&toolbox, "test__freeze");
     let call = arguments(json!({"folder": folder.path()}));
     tokio::select! {
-        ended = slow.action.run(&call) => panic!("it ended: {ended:?}"),
-        () = until("it started", || folder.file("started").exists()) => {}
+        ended = freeze.action.run(&call) => panic!("it ended: {ended:?}"),
+        () = until("it hangs", || folder.file("frozen").exists()) => {}
     }
-    until("it is cancelled", || folder.file("cancelled").exists()).await;
-    assert_eq!(run(&toolbox, "test__add", json!({"a": 1, "b": 1})).await.expect("goes on"), json!({"result": 2}));
+    let two = run(&toolbox, "test__add", json!({"a": 1, "b": 1})).await;
+    assert_eq!(two.expect("another one"), json!({"result": 2}));
+    let pids = pids(&folder);
+    assert_eq!(pids.len(), 2);
+    until("the first ends", || !alive(&pids[0])).await;
 }
 
 #[tokio::test]
@@ -189,14 +118,13 @@ async fn a_server_that_dies_leaves_the_call_in_doubt_and_is_started_again_by_the
     let folder = Folder::new();
     stdio(&folder, &python, "");
     let toolbox = open(&folder).await;
-    let first = std::fs::read_to_string(folder.file("pid")).expect("it started");
     let error = run(&toolbox, "test__die", json!({})).await.expect_err("it died");
     assert_eq!((error.code.as_str(), error.is_in_doubt()), ("no_answer", true), "{error}");
     assert_eq!(
         run(&toolbox, "test__add", json!({"a": 1, "b": 1})).await.expect("another one"),
         json!({"result": 2})
     );
-    assert_ne!(std::fs::read_to_string(folder.file("pid")).expect("started again"), first);
+    assert_eq!(pids(&folder).len(), 2, "started again");
 }
 
 #[tokio::test]
@@ -205,7 +133,7 @@ async fn a_server_ends_with_its_tools() {
     let folder = Folder::new();
     stdio(&folder, &python, "");
     let toolbox = open(&folder).await;
-    let pid = std::fs::read_to_string(folder.file("pid")).expect("it started");
+    let pid = pids(&folder).pop().expect("it started");
     assert!(alive(&pid));
     drop(toolbox);
     until("the server ends", || !alive(&pid)).await;
@@ -251,22 +179,6 @@ async fn a_server_on_http_is_called_with_its_headers() {
     assert_eq!(run(&toolbox, "test__add", json!({"a": 2, "b": 3})).await.expect("adds"), json!({"result": 5}));
     run(&toolbox, "test__grow", json!({})).await.expect("grows");
     until("the new tool is listed", || toolbox.get("test__late").is_some()).await;
-}
-
-#[tokio::test]
-async fn a_dropped_call_over_http_is_cancelled_at_the_server() {
-    let Some(python) = python() else { return };
-    let served = Served::start(&python, 0).await;
-    let folder = Folder::new();
-    served.manifest(&folder, "");
-    let toolbox = open(&folder).await;
-    let slow = tool(&toolbox, "test__slow");
-    let call = arguments(json!({"folder": folder.path()}));
-    tokio::select! {
-        ended = slow.action.run(&call) => panic!("it ended: {ended:?}"),
-        () = until("it started", || folder.file("started").exists()) => {}
-    }
-    until("it is cancelled", || folder.file("cancelled").exists()).await;
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use super::session::{Session, Site, listening};
 use crate::artifact::{Stored, cut_to};
 use crate::model::{Message, ToolCall};
 use crate::saga::verdict;
-use crate::tool::{AgentTool, Call, Output};
+use crate::tool::{AgentTool, Call, Output, Tell};
 
 /// The most of a result that is told to the model as it is; more becomes an artifact.
 const INLINE_BYTES: u64 = 4_096;
@@ -167,7 +167,8 @@ impl Session<'_> {
             Planned::Tool { tool, arguments } => Some((tool, arguments)),
             Planned::Refused(_) | Planned::BuiltIn { .. } => None,
         });
-        let work = |(number, (tool, arguments))| site.call(tool, arguments, Some(number));
+        let turn = self.memory.iteration;
+        let work = |(number, (tool, arguments))| site.call(tool, arguments, turn, Some(number));
         let works = tools.clone().enumerate().map(work);
         let given = listening(site.run, &mut self.heard, join_all(works)).await?;
         let mut done = Vec::new();
@@ -201,7 +202,7 @@ impl Session<'_> {
             None => None,
         };
         self.tell_call(call);
-        let work = self.site.call(tool, arguments, None);
+        let work = self.site.call(tool, arguments, self.memory.iteration, None);
         let given = listening(self.site.run, &mut self.heard, work).await?;
         if let Some(lock) = lock {
             lock.release().await?;
@@ -290,6 +291,7 @@ impl Site<'_> {
         self,
         tool: &Arc<AgentTool>,
         arguments: &Value,
+        turn: u32,
         number: Option<usize>,
     ) -> Result<Gave, TaskError> {
         let site = self;
@@ -299,7 +301,8 @@ impl Site<'_> {
         let act = {
             let arguments = Arc::clone(&arguments);
             move |context: StepContext| {
-                let call = Call { values: Arc::clone(&arguments), body: Arc::clone(&arguments), context };
+                let (values, body) = (Arc::clone(&arguments), Arc::clone(&arguments));
+                let call = Call { values, body, context, progress: Some(site.tells_progress(tool, turn)) };
                 async move {
                     let begun = Instant::now();
                     let gave = site.run_tool(tool, &call, inline).await;
@@ -335,7 +338,8 @@ impl Site<'_> {
         if let Some(verify) = tool.verify.as_deref().and_then(|name| site.toolbox.get(name)) {
             let arguments = Arc::clone(&arguments);
             step = step.verify(move |context| {
-                let call = Call { values: Arc::clone(&arguments), body: Arc::clone(&arguments), context };
+                let call =
+                    Call { values: Arc::clone(&arguments), body: Arc::clone(&arguments), context, progress: None };
                 let verify = Arc::clone(&verify);
                 async move {
                     let said = verdict(verify.action.run(&call).await?)?;
@@ -350,7 +354,7 @@ impl Site<'_> {
                 let undo = Arc::clone(&undo);
                 let known = Arc::new(json!({"arguments": *arguments, "result": gave.shown()}));
                 async move {
-                    let call = Call { values: Arc::clone(&known), body: known, context };
+                    let call = Call { values: Arc::clone(&known), body: known, context, progress: None };
                     undo.action.run(&call).await.map(drop)
                 }
             };
@@ -371,6 +375,14 @@ struct WithPatch {
 }
 
 impl Site<'_> {
+    /// Shows people how far a call is.
+    fn tells_progress(&self, tool: &AgentTool, turn: u32) -> Tell {
+        let (run, name, total) = (self.run.clone(), tool.name.clone(), self.run.state().budget.max_steps);
+        Tell::new(move |how_far| {
+            run.progress_with_tool("tool_call", turn, total, Some(&name), &format!("{name}: {how_far}"));
+        })
+    }
+
     /// Runs a tool. What it gives beyond `inline` bytes becomes an artifact.
     async fn run_tool(&self, tool: &AgentTool, call: &Call, inline: usize) -> Result<Gave, TaskError> {
         let (host, tenant) = (&self.prepared.host, self.run.tenant());

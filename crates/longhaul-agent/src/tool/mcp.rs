@@ -5,14 +5,15 @@
 //! tells the server so. What a server says about its tools is for the model; the rules for calling
 //! them come from the manifest.
 //!
-//! `link.rs` makes a connection, `content.rs` reads what a call gave.
+//! `link.rs` makes a connection, `flight.rs` is a call under way, `content.rs` reads what it gave.
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, RwLock, Weak};
 
 use longhaul::{StepContext, TaskError};
-use rmcp::model::{CallToolRequestParams, CallToolResponse, ErrorCode, MetaObject, RequestMetaObject};
+use rmcp::model::{CallToolRequestParams, ErrorCode, MetaObject, RequestMetaObject, ServerResult};
 use rmcp::service::{Peer, RoleClient, ServiceError};
 use rmcp::transport::DynamicTransportError;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
@@ -26,8 +27,10 @@ use crate::manifest::agent::{McpServer, McpTransport};
 use crate::mask::Mask;
 
 mod content;
+mod flight;
 mod link;
 
+use flight::Flight;
 use link::Link;
 
 /// Stands between the server's name and the tool's.
@@ -64,20 +67,28 @@ impl Remote {
         };
         let mut params = CallToolRequestParams::new(self.tool.clone()).with_arguments(arguments);
         params.meta = Some(meta(&call.context));
-        let peer = self.connection.peer().await?;
-        let failed = match peer.call_tool_once(params).await {
-            Ok(CallToolResponse::Complete(result)) => {
+        let link = self.connection.link().await?;
+        let answer = match Flight::begin(&link, params, call.progress.clone()).await {
+            Ok(flight) => flight.answer().await,
+            Err(error) => {
+                let message = format!("{self}: the server is gone before it was called: {error}");
+                return Err(TaskError::retryable("not_connected", message));
+            }
+        };
+        let failed = match answer {
+            Ok(ServerResult::CallToolResult(result)) => {
                 return content::output(&self.tool, result, keep, &self.connection.mask()).await;
             }
-            Ok(_) => {
+            Ok(ServerResult::InputRequiredResult(_) | ServerResult::CreateTaskResult(_)) => {
                 let message = format!("{self} wants to ask back or to answer later, which is not supported");
                 return Err(TaskError::in_doubt("no_answer", message));
             }
+            Ok(_) => ServiceError::UnexpectedResponse,
             Err(error) => error,
         };
-        // A server that lost its memory of the session gets a new one with the next call.
+        // The next call gets a new connection; others that are under way keep theirs.
         if matches!(failed, ServiceError::TransportSend(_)) {
-            self.connection.forget(&peer).await;
+            self.connection.forget(&link).await;
         }
         let mut error = self.judge(failed);
         error.message = self.connection.mask().text(&error.message);
@@ -145,6 +156,10 @@ fn meta(context: &StepContext) -> RequestMetaObject {
 
 /// Whether nothing can have reached the server.
 fn not_sent(error: &DynamicTransportError) -> bool {
+    // The end of the line was not written, so a server that reads lines has none.
+    if let Some(error) = error.error.downcast_ref::<std::io::Error>() {
+        return error.kind() == std::io::ErrorKind::BrokenPipe;
+    }
     match error.error.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
         Some(StreamableHttpError::Client(error)) => error.is_connect() || error.is_builder(),
         Some(StreamableHttpError::HttpStatus(answer)) => answer.status < 500,
@@ -175,7 +190,9 @@ pub(super) type Shelf = RwLock<Vec<Arc<AgentTool>>>;
 pub(super) struct Connection {
     spec: McpServer,
     /// Held while it connects: others wait for the same connection.
-    link: Mutex<Option<Link>>,
+    link: Mutex<Option<Arc<Link>>>,
+    /// The server is known not to know the newer revision of the protocol.
+    is_old: AtomicBool,
     /// Held while tools are listed, so that an older list never replaces a newer one.
     listing: Mutex<()>,
     /// Whose tools have this connection; held weakly, because they hold it.
@@ -189,23 +206,35 @@ impl Connection {
         Arc::new(Self {
             spec,
             link: Mutex::new(None),
+            is_old: AtomicBool::new(false),
             listing: Mutex::new(()),
             shelf: Arc::downgrade(shelf),
             words: std::sync::Mutex::default(),
         })
     }
 
-    /// The other side, connected.
-    pub(super) async fn peer(self: &Arc<Self>) -> Result<Peer<RoleClient>, TaskError> {
+    /// Connects, unless it is connected.
+    pub(super) async fn open(self: &Arc<Self>) -> Result<(), TaskError> {
+        self.link().await.map(drop)
+    }
+
+    /// The connection, made if there is none.
+    async fn link(self: &Arc<Self>) -> Result<Arc<Link>, TaskError> {
         let mut slot = self.link.lock().await;
         if let Some(link) = slot.as_ref().filter(|link| link.is_open()) {
-            return Ok(link.peer());
+            // A server that hangs is replaced, but not while others still wait for it.
+            if Arc::strong_count(link) > 1 || link.answers().await {
+                return Ok(Arc::clone(link));
+            }
+            tracing::warn!(server = self.spec.name, "the MCP server does not answer and is given up");
         }
         // The old server ends before another begins.
-        *slot = None;
+        if let Some(old) = slot.take() {
+            old.end();
+        }
         let open = async {
             let link = Link::open(self).await?;
-            self.list(&link.peer())
+            self.list(link.peer())
                 .await
                 .map_err(|error| self.unreachable(format!("its tools cannot be listed: {error}")))?;
             Ok(link)
@@ -214,7 +243,7 @@ impl Connection {
         let link = tokio::time::timeout(limit, open)
             .await
             .unwrap_or_else(|_| Err(self.unreachable(format!("not ready within {limit:?}"))))?;
-        Ok(slot.insert(link).peer())
+        Ok(Arc::clone(slot.insert(Arc::new(link))))
     }
 
     /// Hides what the server knows of the environment.
@@ -226,11 +255,22 @@ impl Connection {
     }
 
     /// Gives this connection up, unless another one took its place.
-    async fn forget(&self, peer: &Peer<RoleClient>) {
+    async fn forget(&self, given_up: &Arc<Link>) {
         let mut slot = self.link.lock().await;
-        if slot.as_ref().is_some_and(|link| link.is(peer)) {
+        if slot.as_ref().is_some_and(|link| Arc::ptr_eq(link, given_up)) {
             *slot = None;
         }
+    }
+
+    /// The server says that its tools changed.
+    async fn changed(self: &Arc<Self>, peer: &Peer<RoleClient>) {
+        let listed = tokio::time::timeout(self.spec.connect_timeout, self.list(peer)).await;
+        let error = match listed {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer".to_owned(),
+        };
+        tracing::warn!(server = self.spec.name, error, "its tools changed, and cannot be listed");
     }
 
     fn unreachable(&self, why: String) -> TaskError {

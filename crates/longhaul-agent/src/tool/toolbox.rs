@@ -45,7 +45,7 @@ impl Toolbox {
         let shelves: Vec<Arc<Shelf>> = agent.mcp.iter().map(|_| Arc::default()).collect();
         let connections = agent.mcp.iter().zip(&shelves).map(|(server, shelf)| {
             let connection = Connection::new(server.clone(), shelf);
-            async move { connection.peer().await.map(|_| connection) }
+            async move { connection.open().await.map(|()| connection) }
         });
         let connections = try_join_all(connections).await?;
         let overrides = agent.mcp.iter().flat_map(|server| server.tools.values());

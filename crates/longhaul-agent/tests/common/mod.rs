@@ -109,13 +109,13 @@ pub fn context() -> StepContext {
 /// A call with this input, as a saga's step makes it.
 pub fn call(input: Value) -> Call {
     let values = Arc::new(json!({"input": input, "steps": {}}));
-    Call { body: Arc::clone(&values), values, context: context() }
+    Call { body: Arc::clone(&values), values, context: context(), progress: None }
 }
 
 /// A call with these arguments, as an agent makes it.
 pub fn arguments(arguments: Value) -> Call {
     let values = Arc::new(arguments);
-    Call { body: Arc::clone(&values), values, context: context() }
+    Call { body: Arc::clone(&values), values, context: context(), progress: None }
 }
 
 /// Waits until something holds; only for what no event can tell.
