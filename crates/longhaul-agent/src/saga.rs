@@ -113,8 +113,13 @@ impl Branch<'_> {
         arguments["step"] = json!(self.step.name);
         arguments["input"] = values["input"].clone();
         let question = approve.text.render(values)?;
-        let mut approval =
-            self.stage.run.approve(question, approve.risk).key(&self.step.name).arguments(&arguments);
+        let run = &self.stage.run;
+        let mut approval = run
+            .approve(question, approve.risk)
+            .key(&self.step.name)
+            .step(&self.step.name)
+            .arguments(&arguments)
+            .definition(&self.step.action.digest());
         if let Some(expires) = approve.expires {
             approval = approval.expires(expires);
         }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use longhaul::{StepContext, TaskError};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::artifact::{Artifacts, Stored};
 
@@ -128,6 +129,11 @@ impl Tool {
         })
     }
 
+    /// A digest of what it is, without any value filled in. Nothing secret is in it.
+    pub fn digest(&self) -> String {
+        digest(&self.definition())
+    }
+
     /// What it is, without any value filled in; the same for the same definition.
     fn definition(&self) -> Value {
         match self {
@@ -137,6 +143,12 @@ impl Tool {
             Self::Mcp(remote) => json!({"mcp": {"server": remote.server(), "tool": remote.tool()}}),
         }
     }
+}
+
+/// Names a definition exactly.
+fn digest(definition: &Value) -> String {
+    let digest = Sha256::digest(definition.to_string());
+    digest.iter().fold("sha256-".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 /// What a tool answered: JSON when it is JSON, else the text without its last line break, null

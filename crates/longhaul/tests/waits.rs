@@ -46,6 +46,8 @@ on_every_store!(
     a_signal_sent_again_under_its_id_is_given_once,
     an_approval_is_for_these_arguments_once_and_in_time,
     an_approval_that_nobody_was_there_to_use_in_time_is_none,
+    an_approval_is_not_used_for_what_a_changed_handler_does_instead,
+    what_was_approved_and_done_is_not_asked_for_again_when_the_handler_is_changed,
     what_the_handler_went_on_without_is_no_longer_asked,
     waits_of_one_kind_at_the_same_time_are_told_apart_by_keys,
     a_denial_fails_the_task_and_names_who_and_why,
@@ -270,6 +272,69 @@ async fn an_approval_that_nobody_was_there_to_use_in_time_is_none(bed: Bed) {
     assert!(error.message.contains("ann approved it"), "{}", error.message);
     assert_eq!(only_ask(&bed.client, id).await.status, AskStatus::Expired);
     assert!(!bed.kinds(id).await.contains(&"money.paid".to_owned()));
+    worker.stop().await;
+}
+
+/// Pays this amount in a step, when that is approved; then waits for a signal. `hangs` while it pays.
+async fn pays_exactly(run: Run, amount: u32, hangs: bool) -> Result<u32, TaskError> {
+    run.approve("Pay?", Risk::ExternalAction).step("pay").arguments(&amount).await?;
+    let pay = || async {
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        Ok::<_, TaskError>(amount)
+    };
+    let paid = run.step("pay", pay).await?;
+    run.signal::<()>("end").await?;
+    Ok(paid)
+}
+
+/// Stops the worker as a crash would, and starts another one.
+async fn changed(bed: &Bed, worker: WorkerHandle, amount: u32, hangs: bool) -> WorkerHandle {
+    worker.abort();
+    bed.client.clock().advance(Duration::from_secs(60));
+    start(bed, move |run| pays_exactly(run, amount, hangs)).await
+}
+
+async fn an_approval_is_not_used_for_what_a_changed_handler_does_instead(bed: Bed) {
+    let ann = bed.client.acting_as("ann");
+    let worker = start(&bed, |run| pays_exactly(run, 10, false)).await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    worker.stop().await;
+    ann.approve(id, None, None, None).await.expect("10 may be paid");
+
+    // Approved, and not used yet.
+    let worker = start(&bed, |run| pays_exactly(run, 20, true)).await;
+    bed.after(id, 2, |event| event.kind == "approval.requested").await;
+    bed.waiting_for(id, "approval").await;
+    let asks = bed.client.asks(id).await.expect("read");
+    assert_eq!(asks[1].subject["arguments"], 20);
+    ann.approve(id, Some(&asks[1].id), None, None).await.expect("20 may be paid");
+
+    // Used, and what it was for was begun and is not on record.
+    bed.event(id, "step.started").await;
+    let worker = changed(&bed, worker, 30, false).await;
+    bed.after(id, 3, |event| event.kind == "approval.requested").await;
+    bed.waiting_for(id, "approval").await;
+    let asks = bed.client.asks(id).await.expect("read");
+    assert_eq!(asks[2].subject["arguments"], 30);
+    ann.approve(id, None, None, None).await.expect("30 may be paid; nothing else is asked for");
+    bed.client.signal(id, "end", &()).await.expect("sent");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "30");
+    worker.stop().await;
+}
+
+async fn what_was_approved_and_done_is_not_asked_for_again_when_the_handler_is_changed(bed: Bed) {
+    let worker = start(&bed, |run| pays_exactly(run, 10, false)).await;
+    let id = submit(&bed).await;
+    bed.waiting_for(id, "approval").await;
+    bed.client.approve(id, None, None, None).await.expect("10 may be paid");
+    bed.waiting_for(id, "signal").await;
+    let worker = changed(&bed, worker, 20, false).await;
+    bed.client.signal(id, "end", &()).await.expect("sent");
+    assert_eq!(bed.ended(id).await.result.expect("a result").get(), "10");
+    assert_eq!(only_ask(&bed.client, id).await.status, AskStatus::Used);
     worker.stop().await;
 }
 

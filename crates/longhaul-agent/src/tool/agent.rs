@@ -213,8 +213,7 @@ impl AgentTool {
             "effect": self.effect,
             "action": self.action.definition(),
         });
-        let digest = Sha256::digest(definition.to_string());
-        digest.iter().fold("sha256-".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+        super::digest(&definition)
     }
 }
 

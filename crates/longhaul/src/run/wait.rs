@@ -92,12 +92,14 @@ impl Run {
     /// Asks a person to allow something and waits for the decision, given with
     /// [`Client::approve`](crate::Client::approve) or [`Client::deny`](crate::Client::deny). The
     /// approval is for exactly this text, risk and [arguments](Approve::arguments), can be used
-    /// once, and must be given and used within 24 hours unless said otherwise. A denial is the error
+    /// once, and must be given and used within 24 hours unless said otherwise. When a handler that was changed
+    /// meanwhile asks for something else at this place, what was approved does not count and people are asked again. A denial is the error
     /// `denied`, a decision that did not come in time, or that nobody was there to use in time,
     /// `approval_expired`; neither is tried again.
     pub fn approve(&self, what: impl Into<String>, risk: Risk) -> Approve {
         let (what, arguments) = (what.into(), Ok(Value::Null));
-        Approve { run: self.clone(), key: None, what, risk, tool: None, arguments, expires: APPROVAL_TIME }
+        let (run, expires) = (self.clone(), APPROVAL_TIME);
+        Approve { run, key: None, what, risk, tool: None, definition: None, arguments, expires, step: None }
     }
 
     /// Puts something to a person, once, and waits for what they say.
@@ -407,8 +409,10 @@ pub struct Approve {
     what: String,
     risk: Risk,
     tool: Option<(String, String)>,
+    definition: Option<String>,
     arguments: Result<Value, String>,
     expires: Duration,
+    step: Option<String>,
 }
 
 impl Approve {
@@ -431,9 +435,22 @@ impl Approve {
         self
     }
 
+    /// A digest of how the arguments will be used: not shown, and part of what is approved.
+    pub fn definition(mut self, digest: &str) -> Self {
+        self.definition = Some(digest.to_owned());
+        self
+    }
+
     /// For how long it can be decided and used.
     pub fn expires(mut self, time: Duration) -> Self {
         self.expires = time;
+        self
+    }
+
+    /// The step that it is for. Once that is recorded, the approval was used for what the step was then, and
+    /// nobody is asked again when it is another one now.
+    pub fn step(mut self, name: impl Into<String>) -> Self {
+        self.step = Some(name.into());
         self
     }
 }
@@ -459,6 +476,9 @@ pub(crate) struct DecidedApproval {
     /// The run has taken note of it, and used it if it was approved.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) settled: bool,
+    /// Names exactly what was decided about; older records do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) digest: Option<String>,
 }
 
 impl IntoFuture for Approve {
@@ -466,11 +486,10 @@ impl IntoFuture for Approve {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { run, key, what, risk, tool, arguments, expires } = self;
-        let (address, key) = (Some(Address::Own(APPROVAL)), key.as_deref());
-        let operation = run.take_place(Asking { key, address, ..Asking::plain("approve", Op::Approval) });
+        let Self { run, key, what, risk, tool, definition, arguments, expires, step } = self;
+        let operation = run.take_place(approving(key.as_deref()));
         Box::pin(async move {
-            let operation = operation?;
+            let mut operation = operation?;
             let arguments = arguments.map_err(|error| TaskError::fatal("bad_arguments", error))?;
             let mut subject = json!({"risk": risk, "arguments": arguments});
             let mut content = json!({"what": what, "risk": risk, "arguments": arguments});
@@ -478,11 +497,21 @@ impl IntoFuture for Approve {
                 content["tool"] = json!({"name": name, "definition": definition});
                 subject["tool"] = name.into();
             }
+            if let Some(definition) = definition {
+                content["definition"] = definition.into();
+            }
             let digest = digest(&content);
             let put = Put { kind: AskKind::Approval, text: what, subject, digest, expires: Some(expires) };
             let decided = loop {
                 let message = run.ask_person(&operation, &put).await?;
                 let decided: DecidedApproval = decode(&operation.key, &message)?;
+                let is_other = decided.digest.as_ref().is_some_and(|digest| *digest != put.digest);
+                let was_used = || step.as_ref().is_some_and(|step| run.is_recorded(&operation, step));
+                if decided.approve && is_other && !was_used() {
+                    // What was approved is not what stands here now.
+                    operation = run.ask_anew(operation, key.as_deref(), &put.digest)?;
+                    continue;
+                }
                 if decided.settled {
                     break decided;
                 }
@@ -497,6 +526,26 @@ impl IntoFuture for Approve {
                 .detail("step", operation.key.1.clone())
                 .detail("by", by))
         })
+    }
+}
+
+/// An approval's place on the desk.
+fn approving(key: Option<&str>) -> Asking<'_> {
+    Asking { key, address: Some(Address::Own(APPROVAL)), ..Asking::plain("approve", Op::Approval) }
+}
+
+impl Run {
+    /// Whether how this step ended is on record, in the part of the journal of the operation.
+    fn is_recorded(&self, operation: &Operation, step: &str) -> bool {
+        self.desk().journal().recorded(&(operation.key.0, step.to_owned())).is_some()
+    }
+
+    /// Another place for an approval whose decision was about something else; named by what it is about, so
+    /// that a replay finds it.
+    fn ask_anew(&self, old: Operation, key: Option<&str>, digest: &str) -> Result<Operation, TaskError> {
+        drop(old);
+        let key = key.map_or_else(|| digest.to_owned(), |key| format!("{key}:{digest}"));
+        self.take_place(approving(Some(&key)))
     }
 }
 

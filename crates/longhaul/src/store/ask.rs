@@ -195,8 +195,14 @@ pub(crate) fn answer(
                 "approval.decided",
                 json!({"id": id, "decision": status.name(), "by": by, "reason": reason, "digest": ask.digest}),
             );
-            let message =
-                DecidedApproval { id: id.clone(), approve: *approve, by, reason: reason.clone(), settled: false };
+            let message = DecidedApproval {
+                id: id.clone(),
+                approve: *approve,
+                by,
+                reason: reason.clone(),
+                settled: false,
+                digest: Some(ask.digest.clone()),
+            };
             (status, reason.clone(), to_raw_value(&message), event)
         }
         Action::Answer { answer, .. } => {
