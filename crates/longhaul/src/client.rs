@@ -8,23 +8,23 @@ use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::engine::Engine;
-use crate::error::TaskError;
 use crate::feed::{AllEvents, Cursor, Events};
 use crate::live::Live;
 use crate::record::Decision;
-use crate::run::journal::{prefix, to_undo};
+use crate::run::journal::prefix;
 use crate::schedule::Schedule;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
     Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, Page, QueueInfo, Settings,
-    StoreError, SubmitRefused, UNDO_OF, WorkerInfo,
+    StoreError, SubmitRefused, WorkerInfo,
 };
-use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, State, Task, TaskId, UndoOf};
+use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, Task, TaskId};
 
 mod access;
 mod history;
 mod overview;
 mod reasons;
+pub(crate) mod undo;
 
 pub use history::CheckpointInfo;
 
@@ -96,6 +96,11 @@ impl Client {
     pub async fn open(url: &str) -> Result<Self, Error> {
         let engine = Engine::open(url).await?;
         Ok(Self { engine, tenant: DEFAULT_TENANT.into(), actor: "client".into() })
+    }
+
+    /// For a run of a tenant's task.
+    pub(crate) fn of_run(engine: &Arc<Engine>, tenant: &str, actor: &str) -> Self {
+        Self { engine: Arc::clone(engine), tenant: tenant.into(), actor: actor.into() }
     }
 
     /// The same store as seen by another tenant.
@@ -250,66 +255,6 @@ impl Client {
         });
         fork.fork = Some((id, prefix));
         self.submit(fork).await
-    }
-
-    /// Undoes what a task did that has ended, as a saga undoes it: every completed step that can be
-    /// undone and was not, the last completed first. That is a new task, whose `undo_of` is this one's
-    /// id: it replays the handler from what was recorded and ends `completed` with the names of the
-    /// steps as `{"undone": […]}`, or `failed` with `compensation_failed`; then the undo can be asked
-    /// for again. Refused with the reason when the task has not ended, when nothing is left to undo, or
-    /// when another undo has begun. A task that was undone cannot be resumed.
-    pub async fn undo(&self, id: TaskId, reason: Option<&str>) -> Result<Accepted, Error> {
-        for _ in 0..REPEATS {
-            let undo = self.undo_task(id, reason).await?;
-            match self.submit(undo).await {
-                // It was opened again, or someone else was quicker: look again.
-                Err(Error::Refused(SubmitRefused::Invalid(Invalid { field: UNDO_OF, .. }))) => {}
-                answer => return answer,
-            }
-        }
-        let why = "others open or undo the task at this very moment; try again";
-        Err(ControlRefused::WrongState(why.to_owned()).into())
-    }
-
-    /// The task that undoes another as that stands now.
-    async fn undo_task(&self, id: TaskId, reason: Option<&str>) -> Result<NewTask, Error> {
-        let refused = |why: String| Error::from(ControlRefused::WrongState(why));
-        let task = self.task(id).await?;
-        let Some(finished_at) = task.finished_at.filter(|_| task.state.is_final()) else {
-            let why = format!("the task is {}; cancel it, or undo it when it has ended", task.state);
-            return Err(refused(why));
-        };
-        if let Some(other) = task.undo_of {
-            return Err(refused(format!("it is itself the undo of task {other}")));
-        }
-        let mut known = id;
-        if let Some(before) = task.undone_by {
-            match self.engine.store.task(&self.tenant, before).await?.map(|undo| undo.state) {
-                // What that one undid is undone; the rest is tried again.
-                Some(State::Failed) => known = before,
-                Some(State::Completed) => return Err(refused(format!("it was undone by task {before}"))),
-                Some(_) => return Err(refused(format!("task {before} is undoing it"))),
-                None => {
-                    let why = format!("task {before} undid it and is gone, and with it what was undone");
-                    return Err(refused(why));
-                }
-            }
-        }
-        let why = match reason {
-            Some(reason) => format!("undone by request of {}: {reason}", self.actor),
-            None => format!("undone by request of {}", self.actor),
-        };
-        let why = TaskError::fatal("undo_requested", why);
-        let records = to_undo(&self.whole_log(known).await?, id, why).map_err(|error| refused(error.message))?;
-        let Some(records) = records else {
-            return Err(refused("nothing is left to undo: no step was completed that says how".to_owned()));
-        };
-        let mut undo = NewTask::with_raw(task.handler, task.input);
-        (undo.queue, undo.priority, undo.tags) = (task.queue, task.priority.get(), task.tags);
-        (undo.concurrency_key, undo.max_attempts) = (task.concurrency_key, task.max_attempts);
-        let finished_at = finished_at.as_microsecond();
-        undo.undo = Some(UndoOf { task: id, finished_at, before: task.undone_by, records });
-        Ok(undo)
     }
 
     /// Changes the priority (0 to 9) and with it the place in line.

@@ -23,6 +23,9 @@ on_every_store!(
     an_undo_goes_on_where_a_lost_worker_left_it,
     a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo,
     a_cancel_can_ask_to_undo,
+    what_a_child_did_is_undone_in_its_place,
+    a_child_that_cannot_be_undone_is_told_and_can_be_tried_again,
+    a_cancel_with_undo_undoes_what_a_child_did_that_has_ended,
 );
 
 /// What is outside: what was done to it, and what cannot be undone at present.
@@ -294,5 +297,77 @@ async fn a_cancel_can_ask_to_undo(bed: Bed) {
         (State::Cancelled, json!(["a"]))
     );
     assert_eq!(world.lines(), ["a", "undo a"]);
+    worker.stop().await;
+}
+
+/// Does something, has a child do something, and something else. `waits`: then it waits to be cancelled.
+async fn parent(run: Run, waits: bool, world: World) -> Result<(), TaskError> {
+    world.step(&run, "before").await?;
+    let child = run.spawn_with_undo(NewTask::new("deploy", &false).queue("q")).await?;
+    run.join::<u32>(child).await?;
+    world.step(&run, "after").await?;
+    if waits {
+        run.signal::<()>("never").await?;
+    }
+    Ok(())
+}
+
+/// A worker that runs one task at a time: who waits for another must not be in its way.
+async fn start_family(client: &Client, world: &World) -> WorkerHandle {
+    let (child, above) = (world.clone(), world.clone());
+    Worker::new(client)
+        .queues(["q"])
+        .slots(1)
+        .handler("deploy", move |run: Run, fails: bool| deploy(run, fails, child.clone()))
+        .handler("parent", move |run: Run, waits: bool| parent(run, waits, above.clone()))
+        .start()
+        .await
+        .expect("starts")
+}
+
+const FAMILY_DONE: [&str; 5] = ["before", "a", "b", "c", "after"];
+const FAMILY_UNDONE: [&str; 5] = ["undo after", "undo c", "undo b", "undo a", "undo before"];
+
+async fn what_a_child_did_is_undone_in_its_place(bed: Bed) {
+    let world = World::default();
+    let worker = start_family(&bed.client, &world).await;
+    let id = bed.client.submit(NewTask::new("parent", &false).queue("q")).await.expect("accepted").id;
+    assert_eq!(bed.ended(id).await.state, State::Completed);
+    let undone = undo(&bed, id).await;
+    assert_eq!(undone.state, State::Completed, "{:?}", undone.error);
+    let result: serde_json::Value = serde_json::from_str(undone.result.expect("a result").get()).expect("JSON");
+    assert_eq!(result, json!({"undone": ["after", "spawn deploy", "before"]}));
+    assert_eq!(world.lines(), [FAMILY_DONE, FAMILY_UNDONE].concat());
+    worker.stop().await;
+}
+
+async fn a_child_that_cannot_be_undone_is_told_and_can_be_tried_again(bed: Bed) {
+    let world = World::default();
+    world.stick(&["b"]);
+    let worker = start_family(&bed.client, &world).await;
+    let id = bed.client.submit(NewTask::new("parent", &false).queue("q")).await.expect("accepted").id;
+    bed.ended(id).await;
+    let failed = undo(&bed, id).await;
+    let error = failed.error.expect("says why");
+    assert_eq!((failed.state, error.code.as_str()), (State::Failed, "compensation_failed"));
+    let not_undone = &error.details["not_undone"][0];
+    assert_eq!(not_undone["step"], "spawn deploy");
+    assert_eq!(not_undone["error"]["code"], "child_not_undone");
+    assert_eq!(world.lines()[5..], ["undo after", "undo c", "undo a", "undo before"]);
+    world.stick(&[]);
+    let again = undo(&bed, id).await;
+    assert_eq!(again.state, State::Completed, "{:?}", again.error);
+    assert_eq!(world.lines()[9..], ["undo b"], "what is undone is not undone again");
+    worker.stop().await;
+}
+
+async fn a_cancel_with_undo_undoes_what_a_child_did_that_has_ended(bed: Bed) {
+    let world = World::default();
+    let worker = start_family(&bed.client, &world).await;
+    let id = bed.client.submit(NewTask::new("parent", &true).queue("q")).await.expect("accepted").id;
+    bed.waiting_for(id, "signal").await;
+    bed.client.cancel_with_undo(id, None).await.expect("cancelled");
+    assert_eq!(bed.ended(id).await.state, State::Cancelled);
+    assert_eq!(world.lines(), [FAMILY_DONE, FAMILY_UNDONE].concat());
     worker.stop().await;
 }

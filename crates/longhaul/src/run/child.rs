@@ -53,6 +53,15 @@ impl Run {
         children.pop().ok_or_else(|| TaskError::fatal("bad_child", "there is no task to make"))
     }
 
+    /// As [`Run::spawn`]; when what this task did is undone, what the child did is undone too, by a task of
+    /// its own, in its place among the steps of this one. That one is waited for, and its failure is this one's.
+    pub async fn spawn_with_undo(&self, task: NewTask) -> Result<Child, TaskError> {
+        let name = format!("{SPAWN}{}", task.handler);
+        let work = move |context| self.submit_children(context, vec![task.clone()]);
+        let mut children = self.step_with(name, work).undo_children().await?;
+        children.pop().ok_or_else(|| TaskError::fatal("bad_child", "there is no task to make"))
+    }
+
     /// Makes many at once, in one step.
     pub async fn spawn_all(&self, tasks: Vec<NewTask>) -> Result<Vec<Child>, TaskError> {
         let Some(first) = tasks.first() else { return Ok(Vec::new()) };
@@ -186,7 +195,7 @@ fn refused(refused: SubmitRefused) -> TaskError {
 }
 
 /// The id of a child: the time of its parent's, and the rest from the step that makes it.
-fn child_id(parent: TaskId, step: &str) -> TaskId {
+pub(super) fn child_id(parent: TaskId, step: &str) -> TaskId {
     let hash = Sha256::digest(step);
     let mut bytes = *parent.0.as_bytes();
     bytes[6..].copy_from_slice(&hash[..10]);

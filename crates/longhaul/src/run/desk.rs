@@ -114,9 +114,17 @@ struct Ticket {
 
 /// How to undo a step, given its result.
 pub(super) struct Undo {
-    pub(super) work: UndoWork,
+    pub(super) how: UndoHow,
     pub(super) policy: RetryPolicy,
     pub(super) timeout: Option<std::time::Duration>,
+}
+
+/// What undoes a step.
+pub(super) enum UndoHow {
+    /// A function of the handler's.
+    Call(UndoWork),
+    /// The step made tasks, and what they did is undone.
+    Children,
 }
 
 pub(super) type UndoWork =

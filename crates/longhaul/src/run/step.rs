@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
-use super::desk::{Asking, Turn, Undo};
+use super::desk::{Asking, Turn, Undo, UndoHow};
 use super::journal::{Key, doubtful};
 use super::told::check_event_type;
 use super::{Operation, Run};
@@ -185,7 +185,13 @@ where
         };
         let known = self.undo.take();
         let (policy, timeout) = known.map_or_else(Default::default, |undo| (undo.policy, undo.timeout));
-        self.undo = Some(Undo { work: Box::new(work), policy, timeout });
+        self.undo = Some(Undo { how: UndoHow::Call(Box::new(work)), policy, timeout });
+        self
+    }
+
+    /// It makes tasks, and is undone by undoing what they did.
+    pub(super) fn undo_children(mut self) -> Self {
+        self.undo = Some(Undo { how: UndoHow::Children, policy: RetryPolicy::default(), timeout: None });
         self
     }
 

@@ -11,15 +11,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::desk::{Turn, Undo};
+use super::child::{Child, child_id};
+use super::desk::{Turn, Undo, UndoHow, UndoWork};
 use super::driver::panicked;
 use super::journal::{Key, undo_name};
 use super::shown::Try;
+use super::step::decode;
 use super::{Operation, Run};
+use crate::client::Client;
+use crate::client::undo::ChildUndo;
 use crate::error::TaskError;
 use crate::event::NewEvent;
 use crate::record::{Effect, Op, Record};
 use crate::retry::RetryPolicy;
+
+/// The pauses between looks at the undo of a child: from the first to the last, twice as long each time.
+const FIRST_LOOK: Duration = Duration::from_millis(200);
+const LAST_LOOK: Duration = Duration::from_secs(30);
 
 /// What came of undoing.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -99,27 +107,36 @@ async fn undo_one(
             operation.give_up(1, run.now_micros(), error).await;
             continue;
         };
+        let Undo { how, policy, timeout } = undo;
+        let work = match how {
+            UndoHow::Call(work) => work,
+            UndoHow::Children => {
+                operation.undo_children(step, result).await?;
+                continue;
+            }
+        };
         loop {
             tries += 1;
             let started = run.now_micros();
             run.may_start_effect().await;
             let mut tried = run.try_undo(&operation.key.1, tries);
-            let error = match operation.try_undo(step, undo, result, tries, started, &mut tried).await {
-                Ok(()) => {
-                    tried.completed();
-                    operation.undone(step, started, tries).await;
-                    break;
-                }
-                Err(error) => error,
-            };
-            if !error.retryable || !undo.policy.allows(tries) {
+            let error =
+                match operation.try_undo(step, (&mut *work, *timeout), result, tries, started, &mut tried).await {
+                    Ok(()) => {
+                        tried.completed();
+                        operation.undone(step, started, tries).await;
+                        break;
+                    }
+                    Err(error) => error,
+                };
+            if !error.retryable || !policy.allows(tries) {
                 tried.failed(&error);
                 operation.give_up(tries, started, error).await;
                 break;
             }
-            let delay = undo.policy.delay(tries);
+            let delay = policy.delay(tries);
             tried.retried(&error, delay);
-            operation.failed_once(undo.policy, delay, tries, started, error).await;
+            operation.failed_once(*policy, delay, tries, started, error).await;
         }
     }
 }
@@ -128,7 +145,7 @@ impl Operation {
     async fn try_undo(
         &self,
         step: &Key,
-        undo: &mut Undo,
+        (work, timeout): (&mut UndoWork, Option<Duration>),
         result: &RawValue,
         attempt: u32,
         started: i64,
@@ -139,9 +156,9 @@ impl Operation {
         let traceparent = tried.traceparent.take();
         let context = self.run.context_of(&(step.0, undo_name(step)), step, attempt, traceparent);
         // The function itself may panic, before there is a future.
-        let work = || AssertUnwindSafe(async { (undo.work)(context, result).await }).catch_unwind();
-        let work = tried.watch(work);
-        let outcome = match undo.timeout {
+        let call = || AssertUnwindSafe(async { work(context, result).await }).catch_unwind();
+        let work = tried.watch(call);
+        let outcome = match timeout {
             None => work.await,
             Some(limit) => match tokio::time::timeout(limit, work).await {
                 Ok(outcome) => outcome,
@@ -149,6 +166,42 @@ impl Operation {
             },
         };
         outcome.unwrap_or_else(|panic| Err(panicked(&*panic)))
+    }
+
+    /// Undoes what the tasks did that a step made, the last one first. Each is undone by a task of its own, and
+    /// this one is suspended until that has ended.
+    async fn undo_children(&self, step: &Key, result: &RawValue) -> Result<(), TaskError> {
+        let (run, started) = (&self.run, self.run.now_micros());
+        let begun = NewEvent::of_step("step.started", &self.key.1, json!({"attempt": 1, "kind": "undo"}));
+        run.desk().tell(begun.at(started));
+        let children: Vec<Child> = decode(step, result)?;
+        let client = Client::of_run(&run.inner.engine, run.tenant(), &format!("task {}", run.id()));
+        let asked = run.context_of(&(step.0, undo_name(step)), step, 1, None).idempotency_key;
+        for child in children.iter().rev() {
+            // Its own for each task that undoes, so that a failed one can be tried again by another.
+            let own = child_id(run.id(), &format!("{}/{asked}/{}", run.id(), child.id));
+            let mut pause = FIRST_LOOK;
+            loop {
+                let undo = client.undo_child(child.id, own, "the task that made it is undone").await;
+                match undo.map_err(|error| TaskError::retryable("store", error.to_string()))? {
+                    ChildUndo::Done => break,
+                    ChildUndo::Failed(error) => {
+                        let error = error.detail("child", child.id.to_string());
+                        run.try_undo(&self.key.1, 1).failed(&error);
+                        self.give_up(1, started, error).await;
+                        return Ok(());
+                    }
+                    ChildUndo::Waits(task) => {
+                        run.desk().wait(&self.key, self.waiting("child", &task.to_string(), None));
+                        run.sleep(pause).key(format!("undo of {}", child.id)).await?;
+                        run.desk().stop_waiting(&self.key);
+                        pause = (pause * 2).min(LAST_LOOK);
+                    }
+                }
+            }
+        }
+        self.undone(step, started, 1).await;
+        Ok(())
     }
 
     async fn undone(&self, step: &Key, started: i64, attempt: u32) {
