@@ -214,9 +214,11 @@ async fn an_agents_state_is_read_and_changed_by_version(store: Store) {
     stale.is_problem(412, "version_conflict");
     assert_eq!(stale.body["version"], version + 1);
     patch("*", json!({"goal": "x"})).await.is_problem(422, "invalid_field");
-    patch("x", facts).await.is_problem(400, "invalid_parameter");
+    patch("x", facts.clone()).await.is_problem(400, "invalid_parameter");
     server.post(&format!("/v1/tasks/{id}/signals/end"), json!(null)).await;
-    server.ended(&id).await;
+    let last = server.ended(&id).await["last_seq"].clone();
+    patch("*", facts).await.is_problem(409, "wrong_state");
+    assert_eq!(server.get(&format!("/v1/tasks/{id}")).await.body["last_seq"], last, "the final event is the last");
 }
 
 async fn a_failed_task_is_resumed_forked_and_deleted(store: Store) {

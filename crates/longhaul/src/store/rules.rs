@@ -547,6 +547,10 @@ pub(crate) fn control(
             let arrived = Record::Arrived { at, message: message.clone(), id: Some(*id) };
             return Ok(Some(arrive_all(&head, vec![(arrived, event)], now)));
         }
+        Action::Patch { .. } if head.state.is_final() => {
+            let why = format!("the task has {} already, and its state is what it ended with", head.state);
+            return Err(ControlRefused::WrongState(why));
+        }
         Action::Patch { .. } | Action::Answer { .. } | Action::Approve { .. } => {}
         Action::Delete => {
             if !head.state.is_final() {

@@ -62,16 +62,16 @@ async fn raw_json_keeps_its_spelling(bed: Bed) {
 async fn nasty_errors_reasons_names_and_states_come_back_as_they_were(bed: Bed) {
     for &text in NASTY {
         let lease = bed.running().await;
-        let error = TaskError::fatal(text, text).detail(text, text).caused_by(TaskError::in_doubt(text, text));
-        bed.end(&lease, Outcome::Failed { error: error.clone(), attempt: true }).await;
-        assert_eq!(bed.task(lease.task).await.error, Some(error));
-
         let fact = Fact { key: text.into(), value: json!({ text: text }), source: text.into() };
         let patch =
             StatePatch { set_goal: Some(text.into()), add_facts: vec![fact.clone()], ..StatePatch::default() };
         bed.control(lease.task, Action::Patch { patch, version: None }).await.expect("patched");
         let (_, state) = bed.store.state(lease.task).await.expect("the store answers").expect("there");
         assert_eq!((state.goal.as_str(), &state.known_facts[0]), (text, &fact));
+
+        let error = TaskError::fatal(text, text).detail(text, text).caused_by(TaskError::in_doubt(text, text));
+        bed.end(&lease, Outcome::Failed { error: error.clone(), attempt: true }).await;
+        assert_eq!(bed.task(lease.task).await.error, Some(error));
 
         let lease = bed.running().await;
         bed.end(&lease, suspended("in_doubt", text, None)).await;

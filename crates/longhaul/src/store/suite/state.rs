@@ -144,6 +144,21 @@ async fn the_state_stays_readable_after_the_end(bed: Bed) {
     assert_eq!(read(&bed, lease.task).await.expect("there").1.goal, "kept");
 }
 
+async fn the_state_of_a_task_that_has_ended_is_not_patched_and_its_last_event_stays_the_last(bed: Bed) {
+    let lease = bed.running().await;
+    let version = patch(&bed, lease.task, goal("one"), None).await.expect("patched").version;
+    bed.end(&lease, completed()).await;
+    for expected in [None, Some(version)] {
+        let refused = patch(&bed, lease.task, goal("two"), expected).await.expect_err("it has ended");
+        assert!(
+            matches!(&refused, ControlRefused::WrongState(why) if why.contains("completed already")),
+            "{refused}"
+        );
+    }
+    assert_eq!(read(&bed, lease.task).await.expect("there").1.goal, "one");
+    assert_eq!(bed.kinds(lease.task).await.last().map(String::as_str), Some("task.completed"));
+}
+
 async fn a_fork_that_was_accepted_before_keeps_the_state_it_has_come_to(bed: Bed) {
     let mut fork = NewTask::new("h", &1);
     let prefix = vec![Record::Patched { patch: goal("taken over"), version: 1 }];
@@ -165,5 +180,6 @@ on_every_store![
     concurrent_patches_without_a_version_are_all_applied,
     the_patches_of_a_commit_are_applied_in_order,
     the_state_stays_readable_after_the_end,
+    the_state_of_a_task_that_has_ended_is_not_patched_and_its_last_event_stays_the_last,
     a_fork_that_was_accepted_before_keeps_the_state_it_has_come_to,
 ];
