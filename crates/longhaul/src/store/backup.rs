@@ -32,8 +32,8 @@ pub(crate) struct Draft {
 impl Draft {
     /// Takes the name, so that nobody else does.
     pub(crate) fn begin(path: &Path) -> Result<Result<Self, Invalid>, StoreError> {
-        match OpenOptions::new().write(true).create_new(true).open(path) {
-            Ok(_) => {}
+        match make_private(path) {
+            Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 let problem =
                     format!("'{}' exists; a backup overwrites nothing, use another name", path.display());
@@ -46,6 +46,8 @@ impl Draft {
         }
         let mut part = path.as_os_str().to_owned();
         part.push(format!(".{}.part", Uuid::now_v7().simple()));
+        make_private(Path::new(&part))
+            .map_err(|error| StoreError::Failed(format!("'{}' cannot be written: {error}", path.display())))?;
         Ok(Ok(Self { path: path.to_owned(), part: part.into(), finished: false }))
     }
 
@@ -63,6 +65,15 @@ impl Draft {
         self.finished = true;
         Ok(())
     }
+}
+
+/// Makes an empty file for its owner alone: it will hold everything that tasks are given and give.
+pub(crate) fn make_private(path: &Path) -> std::io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path).map(drop)
 }
 
 impl Drop for Draft {

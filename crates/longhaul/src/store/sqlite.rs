@@ -66,6 +66,13 @@ impl SqliteStore {
                 std::fs::create_dir_all(parent)
                     .map_err(|error| StoreError::Url(format!("cannot create '{}': {error}", parent.display())))?;
             }
+            // SQLite makes the files beside it with the same permissions.
+            match super::backup::make_private(Path::new(&path)) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(StoreError::Url(format!("cannot create '{path}': {error}")));
+                }
+                _ => {}
+            }
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
                 | OpenFlags::SQLITE_OPEN_CREATE
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -467,6 +474,32 @@ mod tests {
         assert!(trust_library(3_051_002).is_err());
         assert!(trust_library(3_051_003).is_ok());
         assert!(trust_library(rusqlite::version_number()).is_ok());
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_new_store_is_for_its_owner_alone_and_an_old_one_stays_as_it_is() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mode = |name: &str| {
+            let found = std::fs::metadata(folder.path().join(name)).unwrap_or_else(|_| panic!("no {name}"));
+            found.permissions().mode() & 0o777
+        };
+        let path = folder.path().join("new.db");
+        let open = async |path: &Path| {
+            SqliteStore::open(&path.display().to_string(), Arc::default()).await.expect("opens")
+        };
+        let store = open(&path).await;
+        assert_eq!(["new.db", "new.db-wal", "new.db-shm"].map(mode), [0o600; 3]);
+        super::super::backup::BackupStore::backup(&store, &folder.path().join("copy.db"))
+            .await
+            .expect("the store answers")
+            .expect("copied");
+        assert_eq!(mode("copy.db"), 0o600);
+        drop(store);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("set");
+        let _store = open(&path).await;
+        assert_eq!(mode("new.db"), 0o640);
     }
 
     #[test]
