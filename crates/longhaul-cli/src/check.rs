@@ -14,6 +14,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
         for manifest in &loaded.manifests {
             println!("{}: {}", manifest.file().display(), summary(manifest));
         }
+        for warning in loaded.warnings() {
+            println!("warning: {warning}");
+        }
         for problem in &loaded.problems {
             println!("{problem}");
         }
@@ -56,5 +59,5 @@ fn as_json(loaded: &Loaded) -> Value {
                    parts_name: parts(manifest)})
         })
         .collect();
-    json!({"manifests": manifests, "problems": loaded.problems})
+    json!({"manifests": manifests, "problems": loaded.problems, "warnings": loaded.warnings()})
 }

@@ -48,6 +48,21 @@ fn json_has_manifests_and_problems() {
 }
 
 #[test]
+fn an_agent_that_others_may_have_is_a_warning() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let agent = "[agent]\nname = \"boss\"\nmodel = \"m\"\ndelegates = [\"deploy\", \"elsewhere\"]\n";
+    std::fs::write(folder.path().join("boss.toml"), agent).expect("written");
+    std::fs::write(folder.path().join("deploy.toml"), GOOD).expect("written");
+    let output = check(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(told.contains("boss may delegate to 'elsewhere', which no manifest here declares"), "{told}");
+    assert_eq!(told.matches("warning: ").count(), 1, "{told}");
+    let told: serde_json::Value = serde_json::from_slice(&check(folder.path(), &["--json"]).stdout).expect("JSON");
+    assert_eq!(told["warnings"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
 fn a_folder_that_is_not_there_is_a_problem() {
     let output = check(Path::new("no/such/folder"), &[]);
     assert_eq!(output.status.code(), Some(1));

@@ -427,6 +427,9 @@ fn a_part_of_an_artifact_is_asked_for_as_a_range() {
     let output = server.run(&["artifact", "t", "a", "--range", "lines"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("0-999, 1000- or -500"), "{}", stderr(&output));
+    let output = server.run(&["artifact", "t", "a", "--range", "5-2"]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "not everything instead");
+    assert!(stderr(&output).contains("write 2-5"), "{}", stderr(&output));
 }
 
 #[test]

@@ -328,13 +328,15 @@ pub(crate) struct ArtifactArgs {
 }
 
 fn byte_range(text: &str) -> Result<String, String> {
-    let number = |text: &str| text.parse::<u64>().is_ok();
-    match text.split_once('-') {
-        Some((first, last))
-            if (number(first) && (last.is_empty() || number(last))) || (first.is_empty() && number(last)) =>
-        {
-            Ok(text.to_owned())
+    let number = |text: &str| text.parse::<u64>().ok();
+    let (first, last) = text.split_once('-').unwrap_or((text, "x"));
+    match (number(first), number(last)) {
+        (Some(first), Some(last)) if first > last => {
+            Err(format!("it ends before it begins; write {last}-{first} for those bytes"))
         }
+        (Some(_), Some(_)) => Ok(text.to_owned()),
+        (Some(_), None) if last.is_empty() => Ok(text.to_owned()),
+        (None, Some(1..)) if first.is_empty() => Ok(text.to_owned()),
         _ => Err("write it like 0-999, 1000- or -500".to_owned()),
     }
 }
