@@ -131,7 +131,7 @@ pub fn handler(agent: Agent, host: Host) -> impl Fn(Run, Value) -> BoxFuture<Val
 async fn perform(run: Run, prepared: &Prepared, input: &Value) -> Result<Value, TaskError> {
     let agent = &prepared.agent;
     run.undo_on(UndoOn { failed: agent.undo.failed, cancelled: agent.undo.cancelled });
-    let order = Order::read(input, &agent.budget)?;
+    let order = Order::read(input, &agent.budget, agent.price.is_some())?;
     let mut session = Session::open(&run, prepared, &order).await?;
     match session.work().await {
         Ok(answer) => {

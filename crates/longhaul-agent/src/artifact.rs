@@ -31,7 +31,7 @@ mod s3;
 mod writer;
 
 pub use outline::{EXCERPT_BYTES, Stored, is_binary};
-pub use paging::{Match, Matches, Page};
+pub use paging::{Match, Matches, Page, Text};
 pub(crate) use pieces::cut_to;
 pub use writer::{MAX_BYTES, Writer};
 

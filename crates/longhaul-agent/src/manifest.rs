@@ -41,6 +41,26 @@ pub struct Loaded {
     pub problems: Vec<Problem>,
 }
 
+impl Loaded {
+    /// What may be wrong, and may be right with what other workers have.
+    pub fn warnings(&self) -> Vec<Problem> {
+        let mut warnings = Vec::new();
+        for manifest in &self.manifests {
+            let Manifest::Agent(agent) = manifest else { continue };
+            for delegate in &agent.delegates {
+                if !self.manifests.iter().any(|known| known.name() == delegate) {
+                    warnings.push(Problem::of_file(
+                        manifest.file(),
+                        format!("{} may delegate to '{delegate}', which no manifest here declares", agent.name),
+                        "declare it, or see to it that another worker has it",
+                    ));
+                }
+            }
+        }
+        warnings
+    }
+}
+
 /// A handler that was declared.
 #[derive(Clone, Debug)]
 pub enum Manifest {

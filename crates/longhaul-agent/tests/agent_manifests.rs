@@ -263,6 +263,23 @@ async fn tools_that_undo_or_verify_are_not_for_the_model() {
 }
 
 #[test]
+fn what_undoes_is_not_undone_itself() {
+    let tools = |undo: &str| {
+        let tool = |name: &str, undo: &str| {
+            format!("[[tool]]\nname = \"{name}\"\ndescription = \"Does it\"\ncommand = [\"true\"]\n{undo}\n")
+        };
+        format!("{}{}", tool("make", "undo = \"unmake\""), tool("unmake", undo))
+    };
+    assert_eq!(broken_agent(&tools("")), [""; 0]);
+    let problems = broken_agent(&tools("undo = \"make\""));
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert!(
+        problems[1].starts_with("a.toml:13: 'unmake' undoes 'make' and is itself undone by 'make'"),
+        "{problems:#?}"
+    );
+}
+
+#[test]
 fn an_agent_beside_a_saga_is_read_too() {
     let folder = Folder::new();
     folder.write("a.toml", "[agent]\nname = \"a\"\nmodel = \"m\"\n");

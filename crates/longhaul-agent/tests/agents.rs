@@ -69,14 +69,22 @@ async fn a_model_is_told_what_was_wrong_with_its_call_and_goes_on() {
     let schema = json!({"type": "object", "required": ["path"], "properties": {"path": {"type": "string"}}});
     let action = noting("look", Risk::ReadOnly, &ledger).action;
     let look = AgentTool::new("look", "Looks", schema, action).expect("a tool").risk(Risk::ReadOnly);
-    let wrong = [
-        ("wipe", "{}", "There is no tool 'wipe'. Your tools are: look"),
+    let long = |bytes: usize| "x".repeat(bytes);
+    let fact = json!({"key": "log", "value": long(9_000)}).to_string();
+    let event = json!({"type": "log.read", "payload": long(70_000)}).to_string();
+    let path = json!({"path": long(300_000)}).to_string();
+    let wrong: [(&str, &str, &str); 9] = [
+        ("wipe", "{}", "There is no tool 'wipe'. Your tools are: look, update_plan, remember"),
+        ("remember", &fact, "at most 8192 are accepted. Say it in less"),
+        ("publish_event", &event, "at most 65536 are accepted"),
+        ("look", &path, "at most 262144 are accepted"),
         ("look", r#"{"path": "/"#, "JSON"),
         ("look", r#"{"path": 7}"#, "path"),
         ("look", "{}", "path"),
         ("update_plan", r#"{"plan": "look"}"#, "plan"),
         ("remember", "[]", "object"),
     ];
+    let wrong = wrong.map(|(name, written, word)| (name, written.to_owned(), word));
     let stage = Stage::new([Agent { tools: vec![look], ..agent("a") }], move |turn, asked| {
         if let Some((_, written, word)) = turn.checked_sub(1).and_then(|before| wrong.get(before)) {
             assert!(asked.result().contains(word), "{written}: {}", asked.result());

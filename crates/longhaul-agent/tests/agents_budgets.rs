@@ -52,6 +52,7 @@ async fn running_time_is_a_budget_and_calls_that_fail_cost_it_too() {
             if fails { Err(TaskError::fatal("no", "no")) } else { Ok(json!("ok")) }
         })
         .expect("a tool")
+        .risk(Risk::ReadOnly)
     };
     for fails in [false, true] {
         let budget = Budget { max_wall_time_ms: 30, ..Budget::default() };
@@ -67,6 +68,28 @@ async fn running_time_is_a_budget_and_calls_that_fail_cost_it_too() {
         );
         assert_eq!((stage.asked().len(), stage.state(id).await.known_facts.len()), (1, 1));
     }
+}
+
+#[tokio::test]
+async fn a_tool_call_ends_with_the_budget_of_running_time() {
+    let begun = Ledger::default();
+    let hangs = {
+        let begun = begun.clone();
+        AgentTool::function("hangs", "Hangs", anything(), move |_: Value, _| {
+            begun.note("begun");
+            std::future::pending()
+        })
+    };
+    let hangs = hangs.expect("a tool").risk(Risk::ReadOnly).timeout(Duration::from_secs(3_600)).attempts(5);
+    let budget = Budget { max_wall_time_ms: 300, ..Budget::default() };
+    let stage =
+        Stage::new([Agent { tools: vec![hangs], ..restless(budget) }], |_, _| calls(&[("hangs", json!({}))]))
+            .await;
+    let (_, error) = stage.failure("Wait.").await;
+    assert_eq!((error.code.as_str(), &error.details["budget"]), ("budget_exhausted", &json!("max_wall_time_ms")));
+    let spent = error.details["spent"]["wall_time_ms"].as_u64().expect("counted");
+    assert!((300..3_000).contains(&spent), "{spent}");
+    assert_eq!(begun.lines().len(), 1, "nothing is begun again without time");
 }
 
 #[tokio::test]

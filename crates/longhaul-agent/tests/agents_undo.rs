@@ -3,7 +3,7 @@
 mod agent;
 mod provider;
 
-use agent::{Ledger, Reads, Stage, agent, anything, begins, calls, noting, says};
+use agent::{Ledger, Reads, Stage, agent, anything, begins, calls, model, noting, says};
 use longhaul::{Risk, State, TaskError};
 use longhaul_agent::manifest::agent::UndoPolicy;
 use longhaul_agent::{Agent, AgentTool};
@@ -53,6 +53,31 @@ async fn what_an_agent_did_is_kept_unless_its_undo_is_asked_for() {
     assert_eq!((undone.state, undone.undo_of), (State::Completed, Some(id)), "{:?}", undone.error);
     assert_eq!(ledger.lines(), [MADE, UNMADE].concat(), "last first");
     assert_eq!(stage.asked().len(), 2, "no model was asked again");
+}
+
+#[tokio::test]
+async fn what_other_agents_did_for_an_agent_is_undone_with_it() {
+    let ledger = Ledger::default();
+    let delegates = vec!["maker".to_owned()];
+    let boss =
+        Agent { name: "boss".into(), model: model("m-boss"), delegates, ..maker(&ledger, UndoPolicy::default()) };
+    let stage = Stage::new([boss, maker(&ledger, UndoPolicy::default())], |_, asked| {
+        let is_boss = asked.body["model"] == "m-boss";
+        match (is_boss, asked.results().len()) {
+            (true, 0) => {
+                calls(&[("make", json!({"n": 0})), ("delegate", json!({"agent": "maker", "task": "Make."}))])
+            }
+            (false, 0) => makes_two(0, says("")),
+            _ => says("Made."),
+        }
+    })
+    .await;
+    let (id, _) = stage.answer("Make three.").await;
+    let undo = stage.client.undo(id, None).await.expect("accepted").id;
+    let undone = stage.end(undo).await;
+    assert_eq!(undone.state, State::Completed, "{:?}", undone.error);
+    let first = r#"unmake {"arguments":{"n":0},"result":{"ok":"make"}}"#;
+    assert_eq!(ledger.lines(), [&[r#"make {"n":0}"#][..], &MADE, &UNMADE, &[first]].concat(), "last first");
 }
 
 #[tokio::test]

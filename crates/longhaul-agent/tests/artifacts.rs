@@ -224,3 +224,25 @@ async fn what_a_kill_left_unfinished_is_tidied_up_when_it_is_old() {
     }
     assert_eq!(files(folder.path()).len(), 1);
 }
+
+#[tokio::test]
+async fn a_single_long_line_is_read_to_its_end_by_bytes() {
+    let line = "größe=1;".repeat(60_000);
+    let (_folder, storages) = storages();
+    for artifacts in storages {
+        let id = artifacts.put("t", line.clone().into()).await.expect("stored").artifact_id;
+        let (mut read, mut from, mut pages) = (String::new(), 0, 0);
+        loop {
+            let page = artifacts.text("t", &id, from, 4_001).await.expect("read");
+            read.push_str(&page.text);
+            pages += 1;
+            match page.next_byte {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        assert!(read == line && pages > 100, "{pages} pages with {} bytes", read.len());
+        let end = artifacts.text("t", &id, line.len() as u64, 100).await.expect("nothing is no error");
+        assert_eq!((end.text.as_str(), end.next_byte), ("", None));
+    }
+}

@@ -2,7 +2,8 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use longhaul::state::{ArtifactRef, StatePatch};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::builtin::BuiltIn;
+use super::builtin::{self, BuiltIn};
 use super::session::{Session, Site, listening};
 use crate::artifact::{Stored, cut_to};
 use crate::model::{Message, ToolCall};
@@ -20,9 +21,11 @@ use crate::tool::{AgentTool, Call, Output, Tell};
 
 /// The most of a result that is told to the model as it is; more becomes an artifact.
 const INLINE_BYTES: u64 = 4_096;
+/// The most that a model may write as the arguments of a tool.
+const MAX_ARGUMENT_BYTES: usize = 256 * 1024;
 /// Errors of the program around the tool, which no model can do anything about.
 const NOT_FOR_THE_MODEL: [&str; 3] = ["ambiguous_step", "step_kind_changed", "duplicate_tool"];
-/// Where an error says how long the try took.
+/// Where an error says how long the tries took.
 const TOOK_MS: &str = "took_ms";
 /// How much of a call or a result is shown in progress.
 const SHOWN_BYTES: usize = 120;
@@ -119,18 +122,22 @@ impl Session<'_> {
     fn plan(&self, call: &ToolCall) -> Planned {
         let site = self.site;
         if let Some(which) = BuiltIn::named(&call.name, &site.prepared.agent) {
-            return match which.arguments(&call.arguments) {
+            let fits = fits(&call.arguments, which.max_bytes());
+            return match fits.and_then(|()| which.arguments(&call.arguments)) {
                 Ok(arguments) => Planned::BuiltIn { which, arguments },
                 Err(wrong) => Planned::Refused(wrong),
             };
         }
         // What undoes or verifies is not the model's to call.
         let Some(tool) = site.toolbox.tools().into_iter().find(|tool| tool.name == call.name) else {
-            let names: Vec<String> = site.toolbox.tools().iter().map(|tool| tool.name.clone()).collect();
+            let own = site.toolbox.tools();
+            let own = own.iter().map(|tool| tool.name.clone());
+            let names: Vec<String> =
+                own.chain(builtin::specs(&site.prepared.agent).map(|known| known.name)).collect();
             let name = cut_to(&call.name, SHOWN_BYTES);
             return Planned::Refused(format!("There is no tool '{name}'. Your tools are: {}.", names.join(", ")));
         };
-        match tool.arguments(&call.arguments) {
+        match fits(&call.arguments, MAX_ARGUMENT_BYTES).and_then(|()| tool.arguments(&call.arguments)) {
             Ok(arguments) => Planned::Tool { tool, arguments },
             Err(wrong) => Planned::Refused(wrong),
         }
@@ -167,8 +174,8 @@ impl Session<'_> {
             Planned::Tool { tool, arguments } => Some((tool, arguments)),
             Planned::Refused(_) | Planned::BuiltIn { .. } => None,
         });
-        let turn = self.memory.iteration;
-        let work = |(number, (tool, arguments))| site.call(tool, arguments, turn, Some(number));
+        let (turn, left) = (self.memory.iteration, self.time_left());
+        let work = |(number, (tool, arguments))| site.call(tool, arguments, (turn, left), Some(number));
         let works = tools.clone().enumerate().map(work);
         let given = listening(site.run, &mut self.heard, join_all(works)).await?;
         let mut done = Vec::new();
@@ -202,7 +209,7 @@ impl Session<'_> {
             None => None,
         };
         self.tell_call(call);
-        let work = self.site.call(tool, arguments, self.memory.iteration, None);
+        let work = self.site.call(tool, arguments, (self.memory.iteration, self.time_left()), None);
         let given = listening(self.site.run, &mut self.heard, work).await?;
         if let Some(lock) = lock {
             lock.release().await?;
@@ -240,7 +247,7 @@ impl Session<'_> {
             Ok(gave) => gave,
             Err(error) if tool.fatal || NOT_FOR_THE_MODEL.contains(&error.code.as_str()) => return Err(error),
             Err(error) => {
-                self.memory.spent.wall_time_ms += wasted_ms(tool, &error);
+                self.memory.spent.wall_time_ms += wasted_ms(&error);
                 return Ok(Done::badly(format!("{} failed: {}", call.name, error.message)));
             }
         };
@@ -267,6 +274,12 @@ impl Session<'_> {
         Ok(Done::well(content))
     }
 
+    /// What is left of the budget of running time.
+    fn time_left(&self) -> Duration {
+        let most = self.site.run.state().budget.max_wall_time_ms;
+        Duration::from_millis(most.saturating_sub(self.memory.spent.wall_time_ms))
+    }
+
     fn tell_call(&self, call: &ToolCall) {
         let shown = cut_to(&call.arguments, SHOWN_BYTES);
         self.tell_progress("tool_call", Some(&call.name), &format!("Calling {} {shown}", call.name));
@@ -291,10 +304,12 @@ impl Site<'_> {
         self,
         tool: &Arc<AgentTool>,
         arguments: &Value,
-        turn: u32,
+        (turn, left): (u32, Duration),
         number: Option<usize>,
     ) -> Result<Gave, TaskError> {
         let site = self;
+        // What all its tries here have taken of that.
+        let used = Arc::new(AtomicU64::new(0));
         let arguments = Arc::new(arguments.clone());
         let inline = site.run.state().budget.max_artifact_bytes_in_context.min(INLINE_BYTES);
         let inline = usize::try_from(inline).unwrap_or(usize::MAX);
@@ -303,13 +318,16 @@ impl Site<'_> {
             move |context: StepContext| {
                 let (values, body) = (Arc::clone(&arguments), Arc::clone(&arguments));
                 let call = Call { values, body, context, progress: Some(site.tells_progress(tool, turn)) };
+                let used = Arc::clone(&used);
                 async move {
                     let begun = Instant::now();
-                    let gave = site.run_tool(tool, &call, inline).await;
+                    let left = left.saturating_sub(Duration::from_millis(used.load(Ordering::Relaxed)));
+                    let gave = in_time(tool, left, site.run_tool(tool, &call, inline)).await;
                     let took_ms = begun.elapsed().as_millis() as u64;
+                    let in_all = used.fetch_add(took_ms, Ordering::Relaxed) + took_ms;
                     match gave {
                         Ok(gave) => Ok(Gave { took_ms, ..gave }),
-                        Err(error) => Err(error.detail(TOOK_MS, took_ms)),
+                        Err(error) => Err(error.detail(TOOK_MS, in_all)),
                     }
                 }
             }
@@ -329,7 +347,6 @@ impl Site<'_> {
             .kind("tool")
             .effect(tool.effect)
             .attempts(tool.attempts)
-            .timeout(tool.timeout)
             .deferred(site.defers())
             .tells(tells);
         if let Some(number) = number {
@@ -362,6 +379,23 @@ impl Site<'_> {
         }
         step.await
     }
+}
+
+/// Works for as long as the tool may take, and the budget has left.
+async fn in_time(
+    tool: &AgentTool,
+    left: Duration,
+    work: impl Future<Output = Result<Gave, TaskError>>,
+) -> Result<Gave, TaskError> {
+    if left.is_zero() {
+        let message = format!("{} was not run: no running time is left (max_wall_time_ms)", tool.name);
+        return Err(TaskError::fatal("budget_exhausted", message).detail("budget", "max_wall_time_ms"));
+    }
+    let limit = left.min(tool.timeout);
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let why = if limit < tool.timeout { ", which is all that max_wall_time_ms left" } else { "" };
+        Err(TaskError::in_doubt("timeout", format!("no result after {limit:?}{why}")))
+    })
 }
 
 /// What a tool with `returns = "patch"` says.
@@ -423,15 +457,20 @@ impl Gave {
     }
 }
 
-/// How long a call that failed took: as long as its last try, for each of its tries.
-fn wasted_ms(tool: &AgentTool, error: &TaskError) -> u64 {
-    let tries = error.details["attempts"].as_u64().unwrap_or(1);
-    let last = match error.cause.as_deref() {
-        Some(cause) if cause.code == "timeout" => tool.timeout.as_millis() as u64,
-        Some(cause) => cause.details[TOOK_MS].as_u64().unwrap_or_default(),
-        None => 0,
-    };
-    tries.saturating_mul(last)
+/// How long a call that failed took, in all its tries here.
+fn wasted_ms(error: &TaskError) -> u64 {
+    error.cause.as_deref().and_then(|cause| cause.details[TOOK_MS].as_u64()).unwrap_or_default()
+}
+
+/// Whether what a model wrote is small enough; else what it is told.
+fn fits(written: &str, most: usize) -> Result<(), String> {
+    if written.len() <= most {
+        return Ok(());
+    }
+    Err(format!(
+        "The arguments have {} bytes; at most {most} are accepted. Say it in less, or in several calls.",
+        written.len()
+    ))
 }
 
 /// A result in words for the model.

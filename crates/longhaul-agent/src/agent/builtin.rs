@@ -87,6 +87,7 @@ static ALL: LazyLock<Vec<Known>> = LazyLock::new(|| {
                 json!({"artifact_id": text("Its id"),
                        "from_line": {"type": "integer", "minimum": 1, "description": "The first line; 1 by default"},
                        "lines": {"type": "integer", "minimum": 1, "maximum": 1000, "description": "How many; 100 by default"},
+                       "from_byte": {"type": "integer", "minimum": 0, "description": "Instead of lines, the text from this byte on: for lines that are too long to be shown"},
                        "search": {"type": "string", "minLength": 1, "description": "Only lines that match this regular expression"}}),
             ),
         ),
@@ -135,6 +136,15 @@ impl BuiltIn {
     pub(super) fn named(name: &str, agent: &Agent) -> Option<Self> {
         let known = ALL.iter().find(|known| known.name == name)?;
         has(agent, known.which).then_some(known.which)
+    }
+
+    /// The most that may be written for it. What goes into the state is shown again and again, so it is small.
+    pub(super) fn max_bytes(self) -> usize {
+        match self {
+            Self::UpdatePlan | Self::Remember => 8 * 1024,
+            Self::AskUser | Self::ReadArtifact | Self::ReadState => 16 * 1024,
+            Self::PublishEvent | Self::Delegate => 64 * 1024,
+        }
     }
 
     /// What the model wrote, as arguments that fit; or what is wrong with them, for the model.
@@ -209,7 +219,12 @@ impl Session<'_> {
                 let found = found.map_err(|error| error.task_error())?;
                 let mut shown = String::new();
                 for found in &found.matches {
-                    let _ = writeln!(shown, "{}: {}", found.line, found.text);
+                    // Where to read on in a line that is too long to be shown.
+                    let place = match found.text.starts_with('…') || found.text.ends_with('…') {
+                        true => format!("{} (byte {})", found.line, found.offset),
+                        false => found.line.to_string(),
+                    };
+                    let _ = writeln!(shown, "{place}: {}", found.text);
                 }
                 match (found.matches.is_empty(), found.more) {
                     (true, _) => shown.push_str("No line matches."),
@@ -217,6 +232,14 @@ impl Session<'_> {
                     (false, false) => {}
                 }
                 return Ok(shown);
+            }
+            if let Some(from) = arguments["from_byte"].as_u64() {
+                let text = artifacts.text(tenant, id, from, room).await.map_err(|error| error.task_error())?;
+                return Ok(match text.next_byte {
+                    Some(next) => format!("{}\n(go on with from_byte = {next})", text.text),
+                    None if text.text.is_empty() => "There is nothing from there on.".to_owned(),
+                    None => text.text,
+                });
             }
             let from = arguments["from_line"].as_u64().unwrap_or(1);
             let count = arguments["lines"].as_u64().unwrap_or(DEFAULT_LINES);
@@ -270,7 +293,7 @@ impl Session<'_> {
             )));
         }
         let left = self.left();
-        let child = site.run.spawn(NewTask::new(agent, &json!({"goal": task, "budget": left}))).await;
+        let child = site.run.spawn_with_undo(NewTask::new(agent, &json!({"goal": task, "budget": left}))).await;
         let child = match child {
             Ok(child) => child,
             Err(error) if root(&error).code == "bad_child" => return Ok(Done::badly(&root(&error).message)),

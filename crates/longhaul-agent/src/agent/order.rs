@@ -59,7 +59,8 @@ impl Less {
 impl Order {
     /// Reads a task's input. An object with `goal` is the long form; a budget in it can only make the
     /// agent's own smaller. Any other JSON is the goal itself, as text.
-    pub(super) fn read(input: &Value, own: &Budget) -> Result<Self, TaskError> {
+    /// Money can only be counted where prices are known.
+    pub(super) fn read(input: &Value, own: &Budget, priced: bool) -> Result<Self, TaskError> {
         let bad = |why: String| TaskError::fatal("bad_input", why);
         let order = match input {
             Value::String(goal) => Self { goal: goal.clone(), budget: own.clone() },
@@ -67,6 +68,11 @@ impl Order {
                 let long: Long = serde_json::from_value(input.clone()).map_err(|error| {
                     bad(format!(r#"the input must be a text or {{"goal": text, "budget": {{…}}}}: {error}"#))
                 })?;
+                if long.budget.max_cost_usd.is_some() && !priced {
+                    return Err(bad("the budget 'max_cost_usd' cannot be kept: what tokens cost is not known; add \
+                                    [agent.price] to the agent's manifest (0 for a model that is free), or leave it out"
+                        .to_owned()));
+                }
                 Self { goal: long.goal, budget: long.budget.of(own) }
             }
             other => Self { goal: other.to_string(), budget: own.clone() },
@@ -86,7 +92,7 @@ mod tests {
     #[test]
     fn an_order_is_a_text_or_a_goal_with_a_smaller_budget() {
         let own = Budget { max_steps: 20, max_llm_tokens: 100, ..Budget::default() };
-        let order = |input: Value| Order::read(&input, &own);
+        let order = |input: Value| Order::read(&input, &own, false);
         assert_eq!(
             order(json!("Fix it.")).expect("an order"),
             Order { goal: "Fix it.".into(), budget: own.clone() }
@@ -97,5 +103,15 @@ mod tests {
         assert_eq!(order(json!({"app": "web"})).expect("an order").goal, r#"{"app":"web"}"#);
         assert_eq!(order(json!(" ")).expect_err("nothing to do").code, "bad_input");
         assert_eq!(order(json!({"goal": "x", "bugdet": {}})).expect_err("a typo").code, "bad_input");
+    }
+
+    #[test]
+    fn a_budget_of_money_is_refused_where_no_prices_are_known() {
+        let input = json!({"goal": "x", "budget": {"max_cost_usd": 0.5}});
+        let refused = Order::read(&input, &Budget::default(), false).expect_err("nothing can be counted");
+        assert_eq!((refused.code.as_str(), refused.retryable), ("bad_input", false));
+        assert!(refused.message.contains("[agent.price]"), "{}", refused.message);
+        let order = Order::read(&input, &Budget::default(), true).expect("an order");
+        assert_eq!(order.budget.max_cost_usd, Some(0.5));
     }
 }

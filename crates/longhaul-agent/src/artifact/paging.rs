@@ -30,6 +30,15 @@ pub struct Page {
     pub next_line: Option<u64>,
 }
 
+/// Some text of an artifact.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Text {
+    /// The text; what is no text is shown by a mark.
+    pub text: String,
+    /// The byte to go on from, unless this was the end.
+    pub next_byte: Option<u64>,
+}
+
 /// Where a pattern was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matches {
@@ -72,6 +81,21 @@ impl Artifacts {
         }
         splitter.end(&mut |piece| pager.take(&piece));
         Ok(pager.page)
+    }
+
+    /// At most `max_bytes` of text from the byte `from` on, but at least one character, so that there is a way on.
+    pub async fn text(&self, tenant: &str, id: &str, from: u64, max_bytes: usize) -> Result<Text, ArtifactError> {
+        const LONGEST_CHARACTER: usize = 4;
+        let wanted = max_bytes.max(LONGEST_CHARACTER);
+        let bytes = self.read(tenant, id, from..from.saturating_add(wanted as u64)).await?;
+        let is_end = bytes.len() < wanted;
+        // A character that is cut at the end comes with the next page.
+        let whole = match std::str::from_utf8(&bytes) {
+            Err(error) if error.error_len().is_none() && !is_end => error.valid_up_to().max(1),
+            _ => bytes.len(),
+        };
+        let next_byte = (!is_end).then_some(from + whole as u64);
+        Ok(Text { text: clean(&bytes[..whole]), next_byte })
     }
 
     /// The lines that match a regular expression, at most `max_matches` of them in at most `max_bytes`. A line of more

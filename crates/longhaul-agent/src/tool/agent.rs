@@ -8,7 +8,6 @@ use std::time::Duration;
 use jsonschema::Validator;
 use longhaul::{Effect, Risk, StepContext, TaskError};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::function::Function;
 use super::{Tool, schema};

@@ -20,6 +20,7 @@ pub(super) fn check(report: &Report<'_>, tools: &[tools::Declared], servers: &[s
         for reference in [&tool.undo, &tool.verify].into_iter().flatten() {
             names.check_reference(reference, tool.name.as_ref());
         }
+        names.check_undone_undo(tool);
         names.check_placeholders(tool);
     }
     for reference in servers.iter().flat_map(|server| server.undos.iter().chain(&server.verifies)) {
@@ -71,6 +72,21 @@ impl Names<'_, '_> {
             |near| format!("did you mean '{near}'?"),
         );
         problem(format!("there is no tool '{shown}'"), remedy);
+    }
+
+    /// What undoes another is run when something failed; nothing undoes it again.
+    fn check_undone_undo(&self, tool: &tools::Declared) {
+        let (Some((name, _)), Some((undo, at))) = (&tool.name, &tool.undo) else { return };
+        let names_it = |other: &&tools::Declared| other.undo.as_ref().is_some_and(|(named, _)| named == name);
+        if let Some((other, _)) = self.tools.iter().filter(names_it).find_map(|other| other.name.as_ref())
+            && other != name
+        {
+            self.report.problem(
+                at.clone(),
+                format!("'{name}' undoes '{other}' and is itself undone by '{undo}', which never happens"),
+                format!("remove this line, or declare another tool that undoes '{other}'"),
+            );
+        }
     }
 
     /// Which tools a server has is known when it is connected.
