@@ -240,6 +240,46 @@ async fn a_step_with_an_approval_waits_for_it_and_shows_what_will_be_done() {
 }
 
 #[tokio::test]
+async fn an_approval_does_not_serve_a_step_that_was_changed_since() {
+    let folder = folder(TO_BE_APPROVED);
+    let client = Client::open("memory:").await.expect("a store in memory");
+    let start = async || {
+        let worker = register(Worker::new(&client), folder.load().manifests, &Host::new(&client, None));
+        worker.start().await.expect("starts")
+    };
+    // Waits for the approval that has so many before it, and gives its id.
+    let asked = async |id, before: usize| {
+        let mut events = client.events(id, 0).await.expect("the task is there");
+        let mut seen = Vec::new();
+        let find = async {
+            while seen.len() <= before {
+                let event = events.next().await.expect("the store answers").expect("it goes on");
+                if event.kind == "approval.requested" {
+                    seen.push(event.data["id"].as_str().expect("an id").to_owned());
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, find).await.expect("it is asked");
+        seen.remove(before)
+    };
+    let worker = start().await;
+    let id = client.submit(NewTask::new("s", &json!({"app": "shop"}))).await.expect("accepted").id;
+    let first = asked(id, 0).await;
+    worker.stop().await;
+    client.approve(id, Some(&first), None, None).await.expect("approved");
+    let changed = TO_BE_APPROVED.replace(r#""live", "{{input.app}}""#, r#""live", "--force", "{{input.app}}""#);
+    folder.write("s.toml", &format!("[saga]\nname = \"s\"\n{changed}"));
+    let worker = start().await;
+    let second = asked(id, 1).await;
+    assert_eq!(ledger(&folder), ["dns"], "nothing was done with the old approval");
+    client.approve(id, Some(&second), None, None).await.expect("approved");
+    let task = client.wait(id, PATIENCE).await.expect("the task ends");
+    assert_eq!(task.state, State::Completed, "{:?}", task.error);
+    assert_eq!(ledger(&folder), ["dns", "live --force shop"]);
+    worker.stop().await;
+}
+
+#[tokio::test]
 async fn a_denial_fails_the_saga_and_undoes_it() {
     let folder = folder(TO_BE_APPROVED);
     let (task, _) = run_deciding(&folder, json!({"app": "shop"}), Some(false)).await;
