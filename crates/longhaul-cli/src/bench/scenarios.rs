@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use longhaul::{Client, NewTask, QueueSettings, Run, Settings, TaskError, Worker};
+use longhaul::{Client, NewTask, QueueSettings, Run, Settings, TaskError, TaskId, Worker};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
@@ -82,37 +82,22 @@ pub(super) async fn drain(client: &Client, args: &BenchArgs, progress: &Progress
     fill(client, "noop", &(), args.backlog, 4, progress).await?;
     fill(client, "noop", &(), total, 9, progress).await?;
     progress.phase("draining", total);
-    let done = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&done);
-    let (last, mut last_run) = mpsc::channel(1);
+    let (tally, mut tallied) = Tally::of(total);
     let started = Instant::now();
     let worker = Worker::new(client)
         .slots(args.workers)
         .handler("noop", move |run: Run, input: ()| {
-            let (counted, last) = (Arc::clone(&counted), last.clone());
+            let tally = tally.clone();
             async move {
                 let id = run.id();
                 noop(run, input).await?;
-                if counted.fetch_add(1, Ordering::Relaxed) + 1 == total {
-                    // Of use to nobody once the scenario has given up.
-                    let _ = last.try_send(id);
-                }
+                tally.count(id);
                 Ok::<_, TaskError>(())
             }
         })
         .start()
         .await?;
-    let watch = tokio::time::timeout(PATIENCE, async {
-        loop {
-            tokio::select! {
-                last = last_run.recv() => return last,
-                () = tokio::time::sleep(Duration::from_millis(100)) => progress.at(done.load(Ordering::Relaxed)),
-            }
-        }
-    });
-    let Ok(Some(last)) = watch.await else {
-        return Err(Failure::found(format!("only {} of {total} tasks were run", done.load(Ordering::Relaxed))));
-    };
+    let last = tallied.all(progress).await?;
     if args.backlog > 0 {
         // The worker goes on with the backlog; what counts is the time until the last of the others
         // is on disk as completed.
@@ -126,6 +111,54 @@ pub(super) async fn drain(client: &Client, args: &BenchArgs, progress: &Progress
     let seconds = started.elapsed().as_secs_f64();
     worker.stop().await;
     Ok(Measured { tasks: total, seconds, per_second: total as f64 / seconds, ..Measured::default() })
+}
+
+/// Counts what handlers did, without asking the store, which would take its time away from them.
+#[derive(Clone)]
+struct Tally {
+    done: Arc<AtomicUsize>,
+    total: usize,
+    last: mpsc::Sender<TaskId>,
+}
+
+/// The other end of a tally.
+struct Tallied {
+    done: Arc<AtomicUsize>,
+    total: usize,
+    last: mpsc::Receiver<TaskId>,
+}
+
+impl Tally {
+    fn of(total: usize) -> (Self, Tallied) {
+        let (done, (sender, receiver)) = (Arc::new(AtomicUsize::new(0)), mpsc::channel(1));
+        (Self { done: Arc::clone(&done), total, last: sender }, Tallied { done, total, last: receiver })
+    }
+
+    fn count(&self, task: TaskId) {
+        if self.done.fetch_add(1, Ordering::Relaxed) + 1 == self.total {
+            // Of use to nobody once the scenario has given up.
+            let _ = self.last.try_send(task);
+        }
+    }
+}
+
+impl Tallied {
+    /// Waits until all were counted; gives the last.
+    async fn all(&mut self, progress: &Progress) -> Result<TaskId, Failure> {
+        let done = || self.done.load(Ordering::Relaxed);
+        let watch = tokio::time::timeout(PATIENCE, async {
+            loop {
+                tokio::select! {
+                    last = self.last.recv() => return last,
+                    () = tokio::time::sleep(Duration::from_millis(100)) => progress.at(done()),
+                }
+            }
+        });
+        match watch.await {
+            Ok(Some(last)) => Ok(last),
+            _ => Err(Failure::found(format!("only {} of {} tasks were run", done(), self.total))),
+        }
+    }
 }
 
 pub(super) async fn latency(client: &Client, args: &BenchArgs, progress: &Progress) -> Result<Measured, Failure> {
@@ -202,14 +235,17 @@ pub(super) async fn waiting(client: &Client, args: &BenchArgs, progress: &Progre
     let wakes = total.min(200);
     open_gates(client, &["wait"]).await?;
     let (starts, mut woken_at) = mpsc::channel(1_024);
+    let (tally, mut tallied) = Tally::of(total - wakes);
     let worker = || {
-        let starts = starts.clone();
+        let (starts, tally) = (starts.clone(), tally.clone());
         Worker::new(client).handler("wait", move |run: Run, (): ()| {
-            let starts = starts.clone();
+            let (starts, tally) = (starts.clone(), tally.clone());
             async move {
                 let timed: bool = run.signal("go").await?;
                 if timed {
                     starts.send(Instant::now()).await?;
+                } else {
+                    tally.count(run.id());
                 }
                 Ok::<_, TaskError>(())
             }
@@ -258,6 +294,9 @@ pub(super) async fn waiting(client: &Client, args: &BenchArgs, progress: &Progre
     }
     let started = Instant::now();
     let draining = worker().slots(args.workers).start().await?;
+    if !rest.is_empty() {
+        tallied.all(progress).await?;
+    }
     until_none(client, rest.len(), progress, |queue| queue.pending + queue.running).await?;
     let seconds = started.elapsed().as_secs_f64();
     draining.stop().await;
