@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use base64::Engine as _;
@@ -47,6 +47,11 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
+    /// Whoever started this process, who can do everything with the store anyway.
+    pub(crate) fn local(client: &Client) -> Self {
+        Self::new(client, "default", Role::Admin, "local")
+    }
+
     fn new(client: &Client, tenant: &str, role: Role, name: &str) -> Self {
         Self {
             tenant: tenant.to_owned(),
@@ -125,7 +130,7 @@ async fn caller(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Pro
         ));
     }
     known_host(app, headers)?;
-    Ok(Caller::new(client, "default", Role::Admin, "local"))
+    Ok(Caller::local(client))
 }
 
 fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
@@ -160,6 +165,20 @@ fn known_host(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
             "host_not_allowed",
             "without authentication the server answers only to localhost and to [server] hosts",
         )
+    })
+}
+
+/// A page of another origin may send requests to any server its browser reaches, and open WebSockets: the browser only
+/// says which page asks. Where that may do something, only pages of this server and of the configuration may.
+pub(crate) fn own_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let origin = origin.to_str().unwrap_or_default();
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes).unwrap_or_default();
+    let same =
+        origin.split_once("://").is_some_and(|(_, authority)| authority.as_bytes().eq_ignore_ascii_case(host));
+    let allowed = app.settings().cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin);
+    (same || allowed).then_some(()).ok_or_else(|| {
+        Problem::new("forbidden", "pages of this origin may not do this; [server] cors_origins can allow it")
     })
 }
 

@@ -36,7 +36,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
 }
 
 /// Reads a body within the server's bounds of size and time.
-async fn read(body: Body, headers: &HeaderMap, app: &App) -> Result<Bytes, Problem> {
+pub(crate) async fn read(body: Body, headers: &HeaderMap, app: &App) -> Result<Bytes, Problem> {
     let settings = app.settings();
     if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
         && encoding != "identity"

@@ -1,4 +1,4 @@
-//! The HTTP server of Longhaul: REST, server-sent events, WebSocket, tokens, metrics.
+//! The server of Longhaul: REST, server-sent events, WebSocket, MCP, tokens, metrics.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,13 +13,14 @@
 //! ```
 //!
 //! [`router`] is an axum `Router` that can be mounted in another program. The rooms, in the order in which a request goes
-//! through them: `serve` (connections), `request` (ids and traces), `auth` (who asks), `body` (what is asked), `routes` and `stream` (what
-//! is done), `problem` (what is answered when something is wrong).
+//! through them: `serve` (connections), `request` (ids and traces), `auth` (who asks), `body` (what is asked), `routes`, `stream` and `mcp`
+//! (what is done), `problem` (what is answered when something is wrong).
 
 use axum::Router;
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
+use rmcp::handler::server::ServerHandler;
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::{DefaultPredicate, Predicate as _};
 use tower_http::cors::{AllowOrigin, CorsLayer};
@@ -27,6 +28,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 mod auth;
 mod body;
+pub mod mcp;
 mod metrics;
 mod openapi;
 pub mod problem;
@@ -39,15 +41,22 @@ mod stream;
 mod time;
 
 pub use metrics::Metrics;
-pub use serve::serve;
+pub use serve::{serve, serve_router};
 pub use state::{App, Rate, ServerSettings};
 
 /// All routes of the server.
 pub fn router(app: App) -> Router {
+    router_with(app, |mcp| mcp)
+}
+
+/// The same, with an MCP server of one's own on `/mcp`: made around Longhaul's, it can add tools, resources and prompts.
+pub fn router_with<H: ServerHandler>(app: App, handler: impl Fn(mcp::Mcp) -> H + Send + Sync + 'static) -> Router {
     let known = OpenApiRouter::<App>::new()
         .merge(routes::router())
         .merge(routes::health::router())
         .merge(stream::router())
+        // Not in the document: it is another protocol, which describes itself.
+        .route("/mcp", mcp::http::route(&app, handler))
         .route_layer(from_fn_with_state(app.clone(), auth::identify));
     let (router, api) = OpenApiRouter::new().merge(known).merge(routes::health::open_router()).split_for_parts();
     let document = HeaderedDocument::new(api);
@@ -93,7 +102,17 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     let listed = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
     let allowed =
         if origins.iter().any(|origin| origin == "*") { AllowOrigin::any() } else { AllowOrigin::list(listed) };
-    let headers = ["last-event-id", "idempotency-key", "traceparent", "x-request-id"].map(HeaderName::from_static);
+    let headers = [
+        "last-event-id",
+        "idempotency-key",
+        "traceparent",
+        "x-request-id",
+        "mcp-session-id",
+        "mcp-protocol-version",
+        "mcp-method",
+        "mcp-name",
+    ]
+    .map(HeaderName::from_static);
     let headers =
         headers.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE, header::IF_MATCH, header::RANGE]);
     let told = [
@@ -102,6 +121,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         header::LOCATION,
         header::RETRY_AFTER,
         HeaderName::from_static("x-request-id"),
+        HeaderName::from_static("mcp-session-id"),
     ];
     let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
     Some(

@@ -8,14 +8,14 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::problem::Problem;
 use crate::state::App;
 
-mod artifacts;
+pub(crate) mod artifacts;
 mod control;
 mod fleet;
 pub(crate) mod health;
 mod inside;
-mod people;
+pub(crate) mod people;
 mod schedules;
-mod tasks;
+pub(crate) mod tasks;
 mod tokens;
 mod webhooks;
 

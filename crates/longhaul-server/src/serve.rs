@@ -32,6 +32,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Serves until `stop` is ready; then finishes what is under way, ends streams, and returns.
 pub async fn serve(listener: TcpListener, app: App, stop: impl Future<Output = ()>) {
     let router = crate::router(app.clone());
+    serve_router(listener, app, router, stop).await;
+}
+
+/// The same, with routes that were made for this app, [`crate::router_with`] for one.
+pub async fn serve_router(listener: TcpListener, app: App, router: Router, stop: impl Future<Output = ()>) {
     let places = Arc::new(Semaphore::new(app.settings().max_connections.max(1)));
     let connections = TaskTracker::new();
     let mut stop = pin!(stop);

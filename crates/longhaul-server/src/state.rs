@@ -10,6 +10,7 @@ use longhaul_agent::Artifacts;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::{Rates, StreamKey, TokenCache};
+use crate::mcp::Watchers;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 
@@ -81,6 +82,7 @@ struct Inner {
     tokens: TokenCache,
     rates: Rates,
     stream_key: StreamKey,
+    watchers: Watchers,
     metrics: Metrics,
 }
 
@@ -96,6 +98,7 @@ impl App {
             tokens: TokenCache::default(),
             rates,
             stream_key: StreamKey::default(),
+            watchers: Watchers::default(),
             metrics: Metrics::new(),
         }))
     }
@@ -156,6 +159,10 @@ impl App {
 
     pub(crate) fn stream_key(&self) -> &StreamKey {
         &self.0.stream_key
+    }
+
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.0.watchers
     }
 
     /// What is counted.

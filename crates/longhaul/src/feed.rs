@@ -53,12 +53,21 @@ pub struct Events {
     read: VecDeque<Event>,
     /// The last event given was final; a resume may have followed it.
     at_end: bool,
+    /// Whether to wait for more after a final event.
+    endless: bool,
 }
 
 impl Events {
     pub(crate) fn new(engine: Arc<Engine>, task: TaskId, after: u64) -> Self {
         let follow = engine.hints.follow(task);
-        Self { engine, follow, task, after, read: VecDeque::new(), at_end: false }
+        Self { engine, follow, task, after, read: VecDeque::new(), at_end: false, endless: false }
+    }
+
+    /// Goes on after the final event: the task may be resumed, and its state may be patched, at any time.
+    /// [`Events::next`] then gives `None` only when the task was removed.
+    pub fn endless(mut self) -> Self {
+        self.endless = true;
+        self
     }
 
     /// The next event; waits for it when there is none yet. `None` after the final one.
@@ -72,7 +81,9 @@ impl Events {
             let events = rows.iter().flat_map(|row| row.events_of(self.task));
             self.read.extend(events.filter(|event| event.seq > after));
             if self.read.is_empty() {
-                if self.at_end || self.is_over().await? {
+                let ended =
+                    if self.endless { self.is_removed().await? } else { self.at_end || self.is_over().await? };
+                if ended {
                     return Ok(None);
                 }
                 self.follow.changed().await;
@@ -91,8 +102,18 @@ impl Events {
     /// Whether nothing can follow: the newest event is final and was given before, or the task
     /// was removed.
     async fn is_over(&self) -> Result<bool, StoreError> {
-        let rows = self.engine.store.log(self.task, self.after.saturating_sub(1), PAGE).await?;
-        let newest = rows.last().and_then(|row| row.events_of(self.task).pop());
+        let newest = self.newest().await?;
         Ok(newest.is_none_or(|event| event.seq <= self.after && event.is_final()))
+    }
+
+    /// Whether the task is gone, and its log with it.
+    async fn is_removed(&self) -> Result<bool, StoreError> {
+        Ok(self.newest().await?.is_none())
+    }
+
+    /// The newest event of the page that has the last one given; a task that is there has at least that.
+    async fn newest(&self) -> Result<Option<Event>, StoreError> {
+        let rows = self.engine.store.log(self.task, self.after.saturating_sub(1), PAGE).await?;
+        Ok(rows.last().and_then(|row| row.events_of(self.task).pop()))
     }
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header::{
     ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
@@ -17,13 +17,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::TryStreamExt;
 use longhaul::state::ArtifactRef;
 use longhaul::{Client, TaskId};
+use longhaul_agent::Artifacts as Storage;
 use longhaul_agent::artifact::{self, ArtifactError};
 use serde_json::json;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::json_answer;
-use crate::auth::Viewer;
+use crate::auth::{Caller, Viewer};
 use crate::body::OfTask;
 use crate::problem::Problem;
 use crate::schema;
@@ -69,15 +70,8 @@ async fn content(
     OfTask(task, id): OfTask<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    if !known(&caller.client, task).await?.iter().any(|known| known.artifact_id == id) {
-        return Err(Problem::not_found("artifact", &id));
-    }
-    let storage = app.settings().artifacts.as_ref().ok_or_else(|| {
-        Problem::new("artifacts_unavailable", "this server was started without a storage of artifacts")
-    })?;
+    let (storage, size) = find(&app, &caller, task, &id).await?;
     let failed = |error: ArtifactError| refused(&error, &id);
-    let size = storage.info(&caller.tenant, &id).await.map_err(failed)?;
-    let size = size.ok_or_else(|| Problem::not_found("content of artifact", &id))?;
     let tag = format!("\"{id}\"");
     if named(&headers, &IF_NONE_MATCH, &tag) {
         return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response());
@@ -120,6 +114,44 @@ async fn content(
         *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
     Ok(answer)
+}
+
+/// Where the bytes of a task's artifact are, and how many.
+async fn find<'a>(app: &'a App, caller: &Caller, task: TaskId, id: &str) -> Result<(&'a Storage, u64), Problem> {
+    if !known(&caller.client, task).await?.iter().any(|known| known.artifact_id == id) {
+        return Err(Problem::not_found("artifact", id));
+    }
+    let storage = app.settings().artifacts.as_ref().ok_or_else(|| {
+        Problem::new("artifacts_unavailable", "this server was started without a storage of artifacts")
+    })?;
+    let size = storage.info(&caller.tenant, id).await.map_err(|error| refused(&error, id))?;
+    Ok((storage, size.ok_or_else(|| Problem::not_found("content of artifact", id))?))
+}
+
+/// Some bytes of an artifact.
+pub(crate) struct Piece {
+    pub(crate) bytes: Bytes,
+    /// How many there are in all.
+    pub(crate) size: u64,
+    /// Whether the artifact is no text.
+    pub(crate) binary: bool,
+}
+
+/// At most `limit` bytes of a task's artifact from `offset` on.
+pub(crate) async fn piece(
+    app: &App,
+    caller: &Caller,
+    task: TaskId,
+    id: &str,
+    offset: u64,
+    limit: u64,
+) -> Result<Piece, Problem> {
+    let (storage, size) = find(app, caller, task, id).await?;
+    let failed = |error: ArtifactError| refused(&error, id);
+    let sample = storage.read(&caller.tenant, id, 0..SAMPLE_BYTES).await.map_err(failed)?;
+    let end = offset.saturating_add(limit).min(size);
+    let bytes = storage.read(&caller.tenant, id, offset.min(end)..end).await.map_err(failed)?;
+    Ok(Piece { bytes, size, binary: artifact::is_binary(&sample) })
 }
 
 /// Which bytes are asked for.

@@ -33,7 +33,7 @@ struct Approvals {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Approval {
+pub(crate) struct Approval {
     id: String,
     #[schema(value_type = String, format = "uuid")]
     task_id: TaskId,
@@ -86,7 +86,7 @@ struct Questions {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Question {
+pub(crate) struct Question {
     id: String,
     #[schema(value_type = String, format = "uuid")]
     task_id: TaskId,
@@ -112,7 +112,7 @@ impl From<Ask> for Question {
     }
 }
 
-fn of_kind<T: From<Ask>>(asks: Vec<Ask>, kind: AskKind) -> Vec<T> {
+pub(crate) fn of_kind<T: From<Ask>>(asks: Vec<Ask>, kind: AskKind) -> Vec<T> {
     asks.into_iter().filter(|ask| ask.kind == kind).map(T::from).collect()
 }
 

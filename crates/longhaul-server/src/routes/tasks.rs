@@ -137,6 +137,21 @@ impl Submit {
         task.validate()?;
         Ok(task)
     }
+
+    /// Submits it. When this returns, the task is on disk, or is the one accepted before.
+    pub(crate) async fn accept(
+        self,
+        app: &App,
+        client: &Client,
+        traceparent: Option<String>,
+    ) -> Result<Task, Problem> {
+        let mut task = self.into_task(app, client).await?;
+        task.traceparent = traceparent;
+        let asked = task.clone();
+        let accepted = client.submit(task).await?;
+        app.metrics().submitted(1);
+        if accepted.new { Ok(Task::accepted(asked, &accepted)) } else { Ok(client.task(accepted.id).await?) }
+    }
 }
 
 async fn default_handler(app: &App, client: &Client) -> Result<String, Problem> {
@@ -163,13 +178,11 @@ async fn submit(
     headers: HeaderMap,
     Json(body): Json<Submit>,
 ) -> Result<Response, Problem> {
-    let mut task = body.into_task(&app, &caller.client).await?;
+    let mut body = body;
     if let Some(key) = idempotency_key(&headers)? {
-        task.key = Some(key);
+        body.key = Some(key);
     }
-    task.traceparent = Some(context.traceparent.clone());
-    let task = accept(&caller.client, task).await?;
-    app.metrics().submitted(1);
+    let task = body.accept(&app, &caller.client, Some(context.traceparent)).await?;
     let mut response = json_answer(StatusCode::ACCEPTED, &task);
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/tasks/{}", task.id)) {
         response.headers_mut().insert(header::LOCATION, location);
@@ -184,12 +197,6 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
         return Err(Problem::parameter("Idempotency-Key", "must have 1 to 255 characters"));
     }
     Ok(Some(key.to_owned()))
-}
-
-async fn accept(client: &Client, task: NewTask) -> Result<Task, Problem> {
-    let asked = task.clone();
-    let accepted = client.submit(task).await?;
-    if accepted.new { Ok(Task::accepted(asked, &accepted)) } else { Ok(client.task(accepted.id).await?) }
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -272,10 +279,13 @@ async fn delete(Operator(caller): Operator, OfTask(id, ()): OfTask) -> Result<St
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Deserialize, IntoParams)]
-struct ListParams {
+/// Which tasks are listed.
+#[derive(Deserialize, IntoParams, ToSchema)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListParams {
     /// Only this state.
     #[param(value_type = Option<schema::State>)]
+    #[schema(value_type = Option<schema::State>)]
     state: Option<State>,
     /// Only this handler.
     handler: Option<String>,
@@ -287,6 +297,7 @@ struct ListParams {
     q: Option<String>,
     /// Only the children of this task.
     #[param(value_type = Option<String>, format = "uuid")]
+    #[schema(value_type = Option<String>, format = "uuid")]
     parent: Option<TaskId>,
     /// `created_at` for oldest first; newest first without.
     order: Option<String>,
@@ -294,6 +305,7 @@ struct ListParams {
     cursor: Option<String>,
     /// How many, 100 without, at most 1,000.
     #[param(minimum = 1, maximum = 1000)]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
@@ -301,37 +313,50 @@ struct ListParams {
 #[utoipa::path(get, path = "/v1/tasks", tag = "tasks", params(ListParams),
     responses((status = 200, description = "The tasks", body = schema::TaskList)))]
 async fn list(Viewer(caller): Viewer, Params(params): Params<ListParams>) -> Result<Response, Problem> {
-    let oldest_first = match params.order.as_deref() {
-        None | Some("-created_at") => false,
-        Some("created_at") => true,
-        Some(_) => return Err(Problem::parameter("order", "must be 'created_at' or '-created_at'")),
-    };
-    let limit = match params.limit {
-        None => 100,
-        Some(limit @ 1..=1_000) => limit,
-        Some(_) => return Err(Problem::parameter("limit", "must be 1 to 1000")),
-    };
-    let tag = params.tag.as_deref().map(|tag| {
-        let (name, value) = tag.split_once('=').ok_or_else(|| Problem::parameter("tag", "must be name=value"))?;
-        Ok::<_, Problem>((name.to_owned(), value.to_owned()))
-    });
-    let filter = Filter {
-        state: params.state,
-        handler: params.handler,
-        queue: params.queue,
-        tag: tag.transpose()?,
-        q: params.q,
-        parent: params.parent,
-        oldest_first,
-        after: params.cursor.as_deref().map(after).transpose()?,
-        limit,
-    };
-    let page = caller.client.page(&filter).await?;
-    let next_cursor = page.next.map(|id| URL_SAFE_NO_PAD.encode(id.0));
-    Ok(json_answer(StatusCode::OK, &json!({"tasks": page.tasks, "next_cursor": next_cursor})))
+    Ok(json_answer(StatusCode::OK, &params.page(&caller.client).await?))
 }
 
-fn after(cursor: &str) -> Result<TaskId, Problem> {
+impl ListParams {
+    /// A page of tasks, and where the next one begins.
+    pub(crate) async fn page(self, client: &Client) -> Result<serde_json::Value, Problem> {
+        let oldest_first = match self.order.as_deref() {
+            None | Some("-created_at") => false,
+            Some("created_at") => true,
+            Some(_) => return Err(Problem::parameter("order", "must be 'created_at' or '-created_at'")),
+        };
+        let limit = match self.limit {
+            None => 100,
+            Some(limit @ 1..=1_000) => limit,
+            Some(_) => return Err(Problem::parameter("limit", "must be 1 to 1000")),
+        };
+        let tag = self.tag.as_deref().map(|tag| {
+            let (name, value) =
+                tag.split_once('=').ok_or_else(|| Problem::parameter("tag", "must be name=value"))?;
+            Ok::<_, Problem>((name.to_owned(), value.to_owned()))
+        });
+        let filter = Filter {
+            state: self.state,
+            handler: self.handler,
+            queue: self.queue,
+            tag: tag.transpose()?,
+            q: self.q,
+            parent: self.parent,
+            oldest_first,
+            after: self.cursor.as_deref().map(after).transpose()?,
+            limit,
+        };
+        let page = client.page(&filter).await?;
+        Ok(json!({"tasks": page.tasks, "next_cursor": page.next.map(cursor)}))
+    }
+}
+
+/// Where a list goes on, as clients see it.
+pub(crate) fn cursor(next: TaskId) -> String {
+    URL_SAFE_NO_PAD.encode(next.0)
+}
+
+/// The task that a cursor of [`cursor`] names.
+pub(crate) fn after(cursor: &str) -> Result<TaskId, Problem> {
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok().and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
     let id = bytes.map(uuid::Uuid::from_bytes).map(TaskId);
     id.ok_or_else(|| Problem::parameter("cursor", "is none that this server gave"))
@@ -354,7 +379,7 @@ async fn wait(
     OfTask(id, ()): OfTask,
     Params(params): Params<WaitParams>,
 ) -> Result<Response, Problem> {
-    let timeout = span("timeout", params.timeout.as_deref())?.unwrap_or(Duration::from_secs(30)).min(LONGEST_WAIT);
+    let timeout = wait_time(params.timeout.as_deref())?;
     let waited = tokio::select! {
         waited = caller.client.wait(id, timeout) => waited,
         () = app.stopping().cancelled() => caller.client.wait(id, Duration::ZERO).await,
@@ -364,6 +389,11 @@ async fn wait(
         Err(Error::TimedOut { .. }) => Ok(json_answer(StatusCode::ACCEPTED, &caller.client.task(id).await?)),
         Err(error) => Err(error.into()),
     }
+}
+
+/// How long to wait when asked to for this long.
+pub(crate) fn wait_time(asked: Option<&str>) -> Result<Duration, Problem> {
+    Ok(span("timeout", asked)?.unwrap_or(Duration::from_secs(30)).min(LONGEST_WAIT))
 }
 
 /// Everything that is kept of a task, in one document.

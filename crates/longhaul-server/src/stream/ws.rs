@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use futures_util::stream::{BoxStream, try_unfold};
 use futures_util::{StreamExt, TryStreamExt};
@@ -15,7 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::live_frame;
-use crate::auth::{Anyone, Caller};
+use crate::auth::{Anyone, Caller, own_origin};
 use crate::body::{OfTask, Params, parse};
 use crate::problem::Problem;
 use crate::routes::Commands;
@@ -62,18 +62,6 @@ async fn channel(
         let _reader = app.metrics().ws_reader();
         Channel { app, caller, task: id }.run(socket, Down { events, live, last: after }).await;
     }))
-}
-
-/// A page of another origin may open a WebSocket to any server its browser reaches: the browser only says who asks.
-fn own_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
-    let Some(origin) = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else { return Ok(()) };
-    let host = headers.get(header::HOST).map(HeaderValue::as_bytes).unwrap_or_default();
-    let same =
-        origin.split_once("://").is_some_and(|(_, authority)| authority.as_bytes().eq_ignore_ascii_case(host));
-    let allowed = app.settings().cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin);
-    (same || allowed).then_some(()).ok_or_else(|| {
-        Problem::new("forbidden", "this page's origin may not open a channel; [server] cors_origins can allow it")
-    })
 }
 
 struct Channel {

@@ -1,0 +1,216 @@
+//! MCP over HTTP, on `/mcp`.
+//!
+//! Who asks was found out before (`auth.rs`). Here: pages of other origins are refused, bodies are read within the server's
+//! bounds, and sessions are kept in theirs. Since revision 2026-07-28 every request stands for itself and any server of a cluster can
+//! answer it. Clients of earlier revisions have a session, which lives in one process: another one does not know it, says so
+//! with 404, and the client begins a new one. A session belongs to who began it: its id is signed with their name and tenant.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::response::IntoResponse;
+use axum::routing::MethodRouter;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit, Mac};
+use http_body_util::BodyExt;
+use rmcp::handler::server::ServerHandler;
+use rmcp::transport::streamable_http_server::session::SessionManager;
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use sha2::Sha256;
+
+use super::Mcp;
+use crate::auth::{Caller, Viewer, own_origin};
+use crate::body;
+use crate::problem::Problem;
+use crate::state::App;
+
+const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const REVISION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+/// The first revision without sessions.
+const STATELESS: &str = "2026-07-28";
+/// How many sessions there are at once in this process.
+const MAX_SESSIONS: usize = 1_000;
+/// How long a session is kept that has no request under way and no stream open.
+const IDLE: Duration = Duration::from_secs(300);
+/// How often idle sessions are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
+/// The route. `handler` makes the MCP server of each session or request, from Longhaul's own.
+pub(crate) fn route<H: ServerHandler>(
+    app: &App,
+    handler: impl Fn(Mcp) -> H + Send + Sync + 'static,
+) -> MethodRouter<App> {
+    let sessions = Arc::new(Sessions::default());
+    let config = StreamableHttpServerConfig::default()
+        .with_cancellation_token(app.stopping().child_token())
+        .with_max_request_body_bytes(app.settings().max_body)
+        .with_sse_keep_alive(Some(app.settings().heartbeat))
+        // Both are checked before, as for every other route.
+        .disable_allowed_hosts()
+        .disable_allowed_origins();
+    let of_session = app.clone();
+    let service = StreamableHttpService::new(
+        move || Ok(handler(Mcp::new(of_session.clone(), None))),
+        Arc::clone(&sessions.manager),
+        config,
+    );
+    let answer = async move |State(app): State<App>, Viewer(caller): Viewer, request: Request| {
+        sessions.tidy().await;
+        own_origin(&app, request.headers())?;
+        let (mut parts, body) = request.into_parts();
+        let open = sessions.enter(&mut parts.headers, &parts.method, &caller)?;
+        let body = match parts.method {
+            Method::POST => Body::from(body::read(body, &parts.headers, &app).await?),
+            _ => body,
+        };
+        let leaves = parts.method == Method::DELETE;
+        let mut answer = service.handle(Request::from_parts(parts, body)).await;
+        if leaves && answer.status().is_success() {
+            sessions.forget(open.as_ref());
+        }
+        let open = open.or_else(|| sessions.begun(answer.headers_mut(), &caller));
+        // For as long as the answer is on its way, a stream perhaps, the session is in use.
+        let answer = answer.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _ = &open;
+                frame
+            }))
+        });
+        Ok::<_, Problem>(answer.into_response())
+    };
+    axum::routing::get(answer.clone()).post(answer.clone()).delete(answer)
+}
+
+/// The sessions of clients of revisions before 2026-07-28.
+struct Sessions {
+    manager: Arc<LocalSessionManager>,
+    /// Signs their ids.
+    key: [u8; 32],
+    used: Arc<Mutex<HashMap<String, Used>>>,
+    looked: Mutex<Instant>,
+}
+
+/// What is known of a session's use.
+struct Used {
+    /// Requests under way and streams open.
+    open: usize,
+    last: Instant,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        let mut manager = LocalSessionManager::default();
+        // What is idle is decided here: a client that only listens is not.
+        manager.session_config.keep_alive = None;
+        Self {
+            manager: Arc::new(manager),
+            key: rand::random(),
+            used: Arc::default(),
+            looked: Mutex::new(Instant::now()),
+        }
+    }
+}
+
+/// A use of a session, until it is dropped.
+struct Open {
+    session: String,
+    used: Arc<Mutex<HashMap<String, Used>>>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(used) = lock(&self.used).get_mut(&self.session) {
+            used.open = used.open.saturating_sub(1);
+            used.last = Instant::now();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is one call: a panic leaves a usable value.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sessions {
+    /// The session that a request names, if it is the caller's; its header becomes what the manager knows it by.
+    fn enter(&self, headers: &mut HeaderMap, method: &Method, caller: &Caller) -> Result<Option<Open>, Problem> {
+        let Some(named) = headers.get(SESSION) else {
+            let stateless =
+                headers.get(REVISION).is_some_and(|revision| revision.as_bytes() >= STATELESS.as_bytes());
+            if method == Method::POST && !stateless && lock(&self.used).len() >= MAX_SESSIONS {
+                let detail = format!("there are {MAX_SESSIONS} sessions already; try again later");
+                return Err(Problem::new("overloaded", detail).retry_after(Duration::from_secs(30)));
+            }
+            return Ok(None);
+        };
+        let unknown =
+            || Problem::new("not_found", "there is no such session here; begin a new one with initialize");
+        let named = named.to_str().map_err(|_| unknown())?;
+        let session = named.split_once('.').map(|(session, _)| session.to_owned()).ok_or_else(unknown)?;
+        if self.signed(&session, caller) != named {
+            return Err(unknown());
+        }
+        headers.insert(SESSION, HeaderValue::from_str(&session).map_err(|_| unknown())?);
+        let mut all = lock(&self.used);
+        let used = all.get_mut(&session).ok_or_else(unknown)?;
+        used.open += 1;
+        used.last = Instant::now();
+        drop(all);
+        Ok(Some(Open { session, used: Arc::clone(&self.used) }))
+    }
+
+    /// The session that an answer begins; its header becomes what the client knows it by.
+    fn begun(&self, headers: &mut HeaderMap, caller: &Caller) -> Option<Open> {
+        let session = headers.get(SESSION)?.to_str().ok()?.to_owned();
+        headers.insert(SESSION, HeaderValue::from_str(&self.signed(&session, caller)).ok()?);
+        lock(&self.used).insert(session.clone(), Used { open: 1, last: Instant::now() });
+        Some(Open { session, used: Arc::clone(&self.used) })
+    }
+
+    fn forget(&self, open: Option<&Open>) {
+        if let Some(open) = open {
+            lock(&self.used).remove(&open.session);
+        }
+    }
+
+    fn signed(&self, session: &str, caller: &Caller) -> String {
+        let mut mac = match Hmac::<Sha256>::new_from_slice(&self.key) {
+            Ok(mac) => mac,
+            // A key of any length is taken.
+            Err(_) => unreachable!("the key has 32 bytes"),
+        };
+        // No name has a NUL in it.
+        mac.update(format!("{session}\0{}\0{}", caller.tenant, caller.name).as_bytes());
+        format!("{session}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
+    }
+
+    /// Closes sessions that nobody has used for a while.
+    async fn tidy(&self) {
+        {
+            let mut looked = lock(&self.looked);
+            if looked.elapsed() < LOOK_EVERY {
+                return;
+            }
+            *looked = Instant::now();
+        }
+        let mut idle = Vec::new();
+        lock(&self.used).retain(|session, used| {
+            let keep = used.open > 0 || used.last.elapsed() < IDLE;
+            if !keep {
+                idle.push(session.clone());
+            }
+            keep
+        });
+        for session in idle {
+            if let Err(error) = self.manager.close_session(&session.as_str().into()).await {
+                tracing::debug!(%error, "an idle session could not be closed");
+            }
+        }
+    }
+}
