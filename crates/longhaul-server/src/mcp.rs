@@ -14,8 +14,9 @@ use futures_util::stream::{BoxStream, SelectAll, unfold};
 use rmcp::ServiceExt;
 use rmcp::handler::server::ServerHandler;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock, CreateTaskResult,
-    ErrorCode, ErrorData, Extensions, GetMeta, GetTaskParams, GetTaskResult, Implementation,
+    CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, CompleteRequestMethod,
+    CompleteRequestParams, CompleteResult, ContentBlock, CreateTaskResult, ErrorCode, ErrorData, Extensions,
+    GetMeta, GetTaskParams, GetTaskResult, Implementation, ListPromptsRequestMethod, ListPromptsResult,
     ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ResourceUpdatedNotification,
     ResourceUpdatedNotificationParam, ServerCapabilities, ServerConfig, ServerNotification,
@@ -228,8 +229,26 @@ impl ServerHandler for Mcp {
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         let caller = self.caller(&context.extensions)?;
-        let read = resources::read(&self.app, &caller, &request.uri).await.map_err(|problem| error(&problem))?;
+        let read = resources::read(&self.app, &caller, &request.uri).await;
+        let read = read.map_err(|problem| error(&problem.with("uri", request.uri)))?;
         Ok(ReadResourceResult::new(vec![read]).into())
+    }
+
+    // There are none of these; a client that asks all the same is told so.
+    async fn list_prompts(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
+        Err(ErrorData::method_not_found::<ListPromptsRequestMethod>())
+    }
+
+    async fn complete(
+        &self,
+        _: CompleteRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
+        Err(ErrorData::method_not_found::<CompleteRequestMethod>())
     }
 
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {

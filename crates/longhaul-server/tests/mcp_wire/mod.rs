@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part of it")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use reqwest::{Method, Response};
@@ -11,6 +12,9 @@ use crate::common::{PATIENCE, Server};
 
 pub const MODERN: &str = "2026-07-28";
 pub const LEGACY: &str = "2025-11-25";
+
+/// How long a stream may go on; that something comes in time is looked at for each message.
+const LONGEST: Duration = Duration::from_secs(600);
 
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -66,6 +70,7 @@ impl<'a> Wire<'a> {
         let mut request = self
             .server
             .request(Method::POST, "/mcp")
+            .timeout(LONGEST)
             .header("accept", "application/json, text/event-stream")
             .header("mcp-protocol-version", self.revision);
         if self.revision == MODERN {
@@ -154,6 +159,7 @@ impl<'a> Wire<'a> {
         let mut request = self
             .server
             .request(Method::GET, "/mcp")
+            .timeout(LONGEST)
             .header("accept", "text/event-stream")
             .header("mcp-protocol-version", self.revision)
             .header("mcp-session-id", self.session.as_deref().expect("a session"));
