@@ -10,9 +10,9 @@ pub(crate) mod client;
 
 use admin::{BackupArgs, CompletionsArgs, DoctorArgs, ManArgs, TokenArgs, WebhooksArgs};
 use client::{
-    AnswerArgs, ArtifactArgs, CancelArgs, DecideArgs, DecisionArgs, EventsArgs, ForkArgs, ListArgs, MessageArgs,
-    PriorityArgs, PsArgs, QueuesArgs, SchedulesArgs, SignalArgs, StateArgs, SubmitArgs, TaskArgs, UndoArgs,
-    WaitArgs, WatchArgs,
+    AnswerArgs, ArtifactArgs, CancelArgs, DecideArgs, DecisionArgs, EventsArgs, ForkArgs, ListArgs, McpArgs,
+    MessageArgs, PriorityArgs, PsArgs, QueuesArgs, SchedulesArgs, SignalArgs, StateArgs, SubmitArgs, TaskArgs,
+    UndoArgs, WaitArgs, WatchArgs,
 };
 
 /// Runs AI-agent tasks that outlive the process that runs them.
@@ -164,6 +164,14 @@ Examples:
     Completions(CompletionsArgs),
     /// Print the man page, or write all of them to a folder.
     Man(ManArgs),
+    /// Be an MCP server on stdin and stdout, for clients that start their servers as programs.
+    #[command(after_help = "\
+In the configuration of an IDE or a chat client:
+  {\"mcpServers\": {\"longhaul\": {\"command\": \"longhaul\", \"args\": [\"mcp\"]}}}
+
+It passes everything on to the server, with LONGHAUL_TOKEN if that is set, and waits for a server that is started
+again. A client that speaks HTTP needs no program: the server has MCP on /mcp.")]
+    Mcp(McpArgs),
     /// Measure this machine: the storage's own limit, and what the engine makes of it.
     #[command(after_help = "\
 Examples:

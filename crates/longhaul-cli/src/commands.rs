@@ -5,6 +5,7 @@ pub(crate) mod admin;
 pub(crate) mod artifacts;
 pub(crate) mod control;
 pub(crate) mod doctor;
+pub(crate) mod mcp;
 pub(crate) mod people;
 pub(crate) mod schedules;
 pub(crate) mod shell;

@@ -262,12 +262,17 @@ impl Call<'_> {
 
     /// Sends it and gives the answer with its body still to be read.
     pub(crate) async fn open(self) -> Result<Response, Trouble> {
-        let request = self.request.map_err(Trouble::Usage)?;
-        let response = request.send().await.map_err(|error| self.server.not_reached(&error))?;
+        let response = self.open_any().await?;
         if response.status().is_success() {
             return Ok(response);
         }
         Err(refusal(response).await)
+    }
+
+    /// The same, whatever the answer says.
+    pub(crate) async fn open_any(self) -> Result<Response, Trouble> {
+        let request = self.request.map_err(Trouble::Usage)?;
+        request.send().await.map_err(|error| self.server.not_reached(&error))
     }
 }
 
@@ -294,7 +299,7 @@ async fn refusal(response: Response) -> Trouble {
 }
 
 /// What a problem document says, for people.
-fn complaint(status: StatusCode, body: &[u8]) -> String {
+pub(crate) fn complaint(status: StatusCode, body: &[u8]) -> String {
     let problem: Value = serde_json::from_slice(body).unwrap_or_default();
     let text = |name: &str| problem[name].as_str().filter(|text| !text.is_empty());
     let code = text("code").map(|code| format!(" [{}]", out::clean(code))).unwrap_or_default();

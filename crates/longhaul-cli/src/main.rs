@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Args, Command};
-use commands::{admin, artifacts, control, doctor, people, schedules, shell, submit, tasks, watch};
+use commands::{admin, artifacts, control, doctor, mcp, people, schedules, shell, submit, tasks, watch};
 use exit::Failure;
 use node::Part;
 
@@ -89,6 +89,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Config => shell::config(),
         Command::Completions(args) => shell::completions(&args),
         Command::Man(args) => shell::man(&args),
+        Command::Mcp(args) => mcp::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Check(args) => check::run(&args),
         Command::Init(args) => init::run(&args),

@@ -112,7 +112,7 @@ pub(crate) fn telemetry(command: &Command) -> Result<TelemetrySettings, Failure>
 const UNFINISHED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The storage of artifacts, tidied up. One that nobody asked for may be missing; what needs it says so then.
-fn artifacts(config: &Config) -> Result<Option<Artifacts>, Failure> {
+pub(crate) fn artifacts(config: &Config) -> Result<Option<Artifacts>, Failure> {
     let Some(url) = &config.artifacts.url else { return Ok(None) };
     let artifacts = match Artifacts::open(url) {
         Err(error) if *config.origin("artifacts.url") == Origin::Default => {
@@ -235,7 +235,7 @@ impl Server {
     }
 }
 
-fn settings(config: &Config) -> ServerSettings {
+pub(crate) fn settings(config: &Config) -> ServerSettings {
     let rate = |tenant: &crate::config::Tenant| {
         let per_second = tenant.rate?;
         let burst = tenant.burst.unwrap_or_else(|| per_second.clamp(1.0, f64::from(u32::MAX)) as u32);

@@ -18,6 +18,17 @@ pub(crate) struct Remote {
     pub(crate) json: bool,
 }
 
+/// What an MCP client talks to.
+#[derive(Args, Debug)]
+pub(crate) struct McpArgs {
+    /// The server to talk to.
+    #[arg(long, env = "LONGHAUL_SERVER", value_name = "URL", default_value = "http://127.0.0.1:7171")]
+    pub(crate) server: String,
+    /// Use this store itself (sqlite:PATH or postgres://…) instead of a server, with all rights; tokens are not asked for.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+}
+
 /// How long a lost server is tried for.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Patience {
