@@ -127,15 +127,15 @@ pub(crate) fn init(settings: &TelemetrySettings) -> Guard {
     Guard { provider }
 }
 
-/// At `debug`, the library for MCP logs whole messages, and secrets may be in them: only who names it sees these.
+/// The library for MCP logs whole messages at `debug`, and secrets may be in them; and it takes a client that leaves in the
+/// middle of a stream for an error. Only who names it sees these.
 fn without_messages(filter: EnvFilter, asked: &str) -> EnvFilter {
-    if filter.max_level_hint() <= Some(LevelFilter::INFO) || asked.contains("rmcp") {
+    if asked.contains("rmcp") {
         return filter;
     }
-    match "rmcp=info".parse() {
-        Ok(directive) => filter.add_directive(directive),
-        Err(_) => filter,
-    }
+    let quiet = ["rmcp::service=off".parse().ok(), "rmcp=info".parse().ok()];
+    let wanted = if filter.max_level_hint() <= Some(LevelFilter::INFO) { 1 } else { 2 };
+    quiet.into_iter().take(wanted).flatten().fold(filter, EnvFilter::add_directive)
 }
 
 /// The layer that writes lines to stderr.

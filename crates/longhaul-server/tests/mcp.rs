@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Answer, PATIENCE, Server, Store};
 use longhaul::{NewToken, Role, Run, TaskError, Worker};
+use longhaul_agent::Artifacts;
 use longhaul_server::{Rate, ServerSettings};
 use mcp_wire::{LEGACY, MODERN, Messages, Wire};
 use reqwest::Method;
@@ -23,6 +24,7 @@ on_every_store!(
     another_tenants_resources_are_not_found,
     a_role_goes_as_far_as_its_name_says,
     resources_are_listed_page_by_page,
+    artifacts_are_read_whole_or_in_pieces,
     waiting_can_be_a_task_of_the_protocol_that_any_server_knows,
     who_waits_hears_of_progress,
 );
@@ -421,6 +423,60 @@ async fn resources_are_listed_page_by_page(store: Store) {
     assert_eq!(refused["error"]["code"], -32602, "{refused}");
     let templates = wire.result("resources/templates/list", json!({})).await;
     assert_eq!(templates["resourceTemplates"][0]["uriTemplate"], "state://agents/{agent_id}/tasks/{task_id}");
+}
+
+async fn artifacts_are_read_whole_or_in_pieces(store: Store) {
+    let artifacts = Artifacts::open("memory:").expect("open");
+    let settings = ServerSettings { artifacts: Some(artifacts.clone()), ..ServerSettings::default() };
+    let server = Server::start(store.open().await, settings).await;
+    server.client.announce(&["agent"]).await.expect("announced");
+    let wire = Wire::modern(&server);
+    let task = wire.tool("submit_task", json!({"handler": "agent"})).await;
+    let task = id(&task).to_owned();
+    let text: String = (1..=20_000).map(|n| format!("Zeile {n} äöü\n")).collect();
+    let large = "x".repeat(1024 * 1024 + 1);
+    let binary = [0_u8, 159, 146, 150].repeat(100);
+    let mut ids = Vec::new();
+    for bytes in [text.clone().into_bytes(), binary.clone(), large.into_bytes()] {
+        let stored = artifacts.put("default", bytes.into()).await.expect("stored");
+        let reference =
+            json!({"artifact_id": stored.artifact_id, "type": "t", "summary": "s", "bytes": stored.bytes});
+        let patch = serde_json::from_value(json!({"add_artifacts": [reference]})).expect("a patch");
+        server.client.patch_state(task.parse().expect("an id"), patch, None).await.expect("patched");
+        ids.push(stored.artifact_id);
+    }
+    // Page by page, no character cut in two.
+    let (mut read, mut offset, mut calls) = (String::new(), json!(0), 0);
+    while !offset.is_null() {
+        let arguments = json!({"task_id": task, "artifact_id": ids[0], "offset": offset, "limit": 50_001});
+        let piece = wire.tool("read_artifact", arguments).await;
+        assert_eq!((&piece["bytes"], &piece["offset"]), (&json!(text.len()), &offset));
+        read.push_str(piece["text"].as_str().expect("text"));
+        offset = piece["next_offset"].clone();
+        calls += 1;
+    }
+    assert!(read == text && calls == text.len().div_ceil(50_000), "{calls} calls, {} bytes", read.len());
+    let piece = wire.tool("read_artifact", json!({"task_id": task, "artifact_id": ids[1]})).await;
+    assert!(piece["text"].is_null() && piece["base64"].is_string(), "{piece}");
+    let beyond =
+        wire.tool("read_artifact", json!({"task_id": task, "artifact_id": ids[0], "offset": 99_999_999})).await;
+    assert_eq!((&beyond["text"], &beyond["next_offset"]), (&json!(""), &Value::Null));
+    for (arguments, code) in [
+        (json!({"task_id": task, "artifact_id": "sha256-00"}), "not_found"),
+        (json!({"task_id": task, "artifact_id": ids[0], "limit": 0}), "invalid_field"),
+    ] {
+        assert_eq!(wire.refused("read_artifact", arguments).await["code"], code);
+    }
+    // As resources, whole.
+    let uri = |id: &str| format!("artifact://tasks/{task}/{id}");
+    let whole = wire.result("resources/read", json!({"uri": uri(&ids[0])})).await;
+    assert_eq!(whole["contents"][0]["text"], text);
+    let blob = wire.result("resources/read", json!({"uri": uri(&ids[1])})).await;
+    assert!(blob["contents"][0]["blob"].is_string(), "{blob}");
+    let refused = wire.ask("resources/read", json!({"uri": uri(&ids[2])})).await;
+    assert!(refused["error"]["message"].as_str().expect("a sentence").contains("read_artifact"), "{refused}");
+    let listed = wire.result("resources/list", json!({})).await["resources"].to_string();
+    assert!(ids.iter().all(|id| listed.contains(&uri(id))), "{listed}");
 }
 
 async fn waiting_can_be_a_task_of_the_protocol_that_any_server_knows(store: Store) {
