@@ -187,8 +187,12 @@ impl Messages {
         Self { bytes: Box::pin(response.bytes_stream()), read: Vec::new(), json }
     }
 
-    /// The next message; `None` at the end.
+    /// The next message; `None` at the end. Signs of life are not messages.
     pub async fn next(&mut self) -> Option<Value> {
+        tokio::time::timeout(PATIENCE, self.message()).await.expect("a message comes in time")
+    }
+
+    async fn message(&mut self) -> Option<Value> {
         loop {
             if let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
                 let frame: Vec<u8> = self.read.drain(..end + 2).collect();
@@ -199,8 +203,7 @@ impl Messages {
                 }
                 continue;
             }
-            let more = tokio::time::timeout(PATIENCE, self.bytes.next()).await.expect("something comes");
-            match more {
+            match self.bytes.next().await {
                 Some(Ok(bytes)) => self.read.extend_from_slice(&bytes),
                 Some(Err(_)) | None if self.json && !self.read.is_empty() => {
                     return Some(serde_json::from_slice(&std::mem::take(&mut self.read)).expect("JSON"));
