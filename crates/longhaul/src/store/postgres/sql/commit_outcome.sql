@@ -20,8 +20,9 @@ written AS (
         due_at      = CASE WHEN d.state IS NULL THEN t.due_at
                            WHEN d.state IN (0, 2)
                            THEN least(now.now + d.after, CASE WHEN coalesce(d.phase, t.phase) = 0 THEN t.deadline END) END,
-        waiting     = left(d.waiting, -1) || ',"since":"' || lh_time(now.now) || '"'
-                      || coalesce(',"until":"' || lh_time(now.now + d.after) || '"', '') || '}',
+        waiting     = CASE WHEN d.waiting IS NOT NULL
+                           THEN left(d.waiting, -1) || ',"since":"' || lh_time(now.now) || '"'
+                                || coalesce(',"until":"' || lh_time(now.now + d.after) || '"', '') || '}' END,
         result      = d.result,
         error       = CASE WHEN d.state IS NULL OR (d.error IS NULL AND t.phase = 1 AND d.state <> 3) THEN t.error ELSE d.error END,
         attempts    = t.attempts + d.attempts,
