@@ -288,8 +288,8 @@ async fn a_task_that_has_ended_can_still_be_watched(store: Store) {
     wire.tool("wait_task", json!({"task_id": task})).await;
     let mut messages = wire.watch(&[&uri]).await;
     assert_eq!(messages.until(1).await, [1]);
-    wire.tool("patch_state", json!({"task_id": task, "version": 1, "patch": fact("late")})).await;
-    assert_eq!(messages.until(2).await, [2]);
+    let late = wire.refused("patch_state", json!({"task_id": task, "version": 1, "patch": fact("late")})).await;
+    assert_eq!(late["code"], "wrong_state", "its state is what it ended with: {late}");
     // Removed: one last word, and then it is not found.
     let removed = Answer::of(server.request(Method::DELETE, &format!("/v1/tasks/{task}"))).await;
     assert_eq!(removed.status, 204);
