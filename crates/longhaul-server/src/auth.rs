@@ -4,9 +4,10 @@
 //! says by its argument which role it needs: [`Viewer`], [`Submitter`], [`Operator`] or [`Admin`].
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
@@ -14,7 +15,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use futures_util::StreamExt;
 use hmac::{Hmac, KeyInit, Mac};
+use http_body_util::{BodyStream, StreamBody};
 use jiff::Timestamp;
 use longhaul::{Client, Role, TaskId, TokenInfo};
 use serde::{Deserialize, Serialize};
@@ -25,6 +28,8 @@ use crate::state::{App, Rate};
 
 /// How long a token that was looked up is believed; so long a revoked one may still be used here.
 const BELIEVED: Duration = Duration::from_secs(2);
+/// How often it is looked whether the token of an answer that is under way, a stream perhaps, is still good.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How many tokens are remembered.
 const REMEMBERED: usize = 10_000;
 /// How long a stream token lives.
@@ -44,6 +49,8 @@ pub(crate) struct Caller {
     pub(crate) client: Client,
     /// The only task whose stream they may read, for a stream token.
     only: Option<TaskId>,
+    /// The token they showed.
+    secret: Option<Arc<str>>,
 }
 
 impl Caller {
@@ -59,6 +66,19 @@ impl Caller {
             name: name.to_owned(),
             client: client.for_tenant(tenant).acting_as(name),
             only: None,
+            secret: None,
+        }
+    }
+
+    /// Returns when their token is no longer good; never for those who need none.
+    pub(crate) async fn ends(&self, app: &App) {
+        let Some(secret) = &self.secret else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            // A store that does not answer ends nothing.
+            if let Ok(None) = app.tokens().look_up(&self.client, secret).await {
+                return;
+            }
         }
     }
 
@@ -99,8 +119,23 @@ pub(crate) async fn identify(
     }
     let caller = caller(&app, request.headers(), request.uri()).await?;
     app.rates().take(&caller.tenant)?;
-    request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+    request.extensions_mut().insert(caller.clone());
+    let response = tokio::select! {
+        response = next.run(request) => response,
+        () = caller.ends(&app) => return Err(no_longer_good()),
+    };
+    // What is there already is simply sent.
+    if caller.secret.is_none() || response.body().size_hint().exact().is_some() {
+        return Ok(response);
+    }
+    Ok(response.map(|body| {
+        let ends = Box::pin(async move { caller.ends(&app).await });
+        Body::new(StreamBody::new(BodyStream::new(body).take_until(ends)))
+    }))
+}
+
+fn no_longer_good() -> Problem {
+    Problem::new("unauthorized", "the token is unknown, expired or revoked")
 }
 
 fn wants_events(headers: &HeaderMap) -> bool {
@@ -113,8 +148,12 @@ async fn caller(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Pro
     if let Some(secret) = bearer(headers)? {
         let token = app.tokens().look_up(client, secret).await?;
         return match token {
-            Some(token) => Ok(Caller::new(client, &token.tenant, token.role, &token.name)),
-            None => Err(Problem::new("unauthorized", "the token is unknown, expired or revoked")),
+            Some(token) => {
+                let mut caller = Caller::new(client, &token.tenant, token.role, &token.name);
+                caller.secret = Some(secret.into());
+                Ok(caller)
+            }
+            None => Err(no_longer_good()),
         };
     }
     if let Some(token) = query_token(uri) {

@@ -14,6 +14,7 @@ on_every_store!(
     a_role_goes_as_far_as_its_name_says,
     an_admin_makes_tokens_for_its_own_tenant_only,
     a_revoked_or_expired_token_is_refused,
+    what_is_under_way_ends_with_its_token,
     a_tenant_that_asks_too_much_is_told_to_wait,
     a_server_without_tokens_answers_to_its_own_names_only,
 );
@@ -213,6 +214,23 @@ async fn a_revoked_or_expired_token_is_refused(store: Store) {
     assert_eq!(server.get("/v1/tasks").await.status, 200);
     server.client.clock().advance(std::time::Duration::from_secs(61));
     server.get("/v1/tasks").await.is_problem(401, "unauthorized");
+}
+
+async fn what_is_under_way_ends_with_its_token(store: Store) {
+    let mut server = guarded(&store).await;
+    server.client.announce(&["echo"]).await.expect("announced");
+    let id = server.client.submit(longhaul::NewTask::new("echo", &1)).await.expect("accepted").id;
+    let new = NewToken { name: "gone".into(), tenant: "default".into(), role: Role::Viewer, expires_after: None };
+    let (info, secret) = server.client.create_token(new).await.expect("a token");
+    server.token = Some(secret);
+    let stream = server.request(Method::GET, &format!("/v1/tasks/{id}/events")).send().await.expect("a stream");
+    assert_eq!(stream.status(), 200);
+    let waiting = Answer::of(server.request(Method::GET, &format!("/v1/tasks/{id}/wait?timeout=5m")));
+    let revoked = async { server.client.revoke_token(info.id).await.expect("revoked") };
+    let all = async { tokio::join!(stream.text(), waiting, revoked) };
+    let (told, waited, _) = tokio::time::timeout(common::PATIENCE, all).await.expect("it ends with its token");
+    assert!(told.expect("whole").contains("task.submitted"), "until then it was told everything");
+    waited.is_problem(401, "unauthorized");
 }
 
 async fn a_tenant_that_asks_too_much_is_told_to_wait(store: Store) {

@@ -36,7 +36,7 @@ operator approves, decides, pauses and deletes; admin does everything else.")]
     Create(CreateTokenArgs),
     /// All tokens, without their secrets.
     List(ListTokensArgs),
-    /// Make a token useless at once.
+    /// Make a token useless within seconds, also for streams that are open.
     Revoke(RevokeTokenArgs),
 }
 

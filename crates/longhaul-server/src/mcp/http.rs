@@ -34,8 +34,9 @@ const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const REVISION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// The first revision without sessions.
 const STATELESS: &str = "2026-07-28";
-/// How many sessions there are at once in this process.
+/// How many sessions there are at once in this process, and of one token.
 const MAX_SESSIONS: usize = 1_000;
+const MAX_OF_ONE: usize = 100;
 /// How long a session is kept that has no request under way and no stream open.
 const IDLE: Duration = Duration::from_secs(300);
 /// How often idle sessions are looked for.
@@ -98,6 +99,7 @@ struct Sessions {
 
 /// What is known of a session's use.
 struct Used {
+    owner: String,
     /// Requests under way and streams open.
     open: usize,
     last: Instant,
@@ -132,6 +134,12 @@ impl Drop for Open {
     }
 }
 
+/// Whose a session is.
+fn owner(caller: &Caller) -> String {
+    // No name has a NUL in it.
+    format!("{}\0{}", caller.tenant, caller.name)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change is one call: a panic leaves a usable value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -143,9 +151,8 @@ impl Sessions {
         let Some(named) = headers.get(SESSION) else {
             let stateless =
                 headers.get(REVISION).is_some_and(|revision| revision.as_bytes() >= STATELESS.as_bytes());
-            if method == Method::POST && !stateless && lock(&self.used).len() >= MAX_SESSIONS {
-                let detail = format!("there are {MAX_SESSIONS} sessions already; try again later");
-                return Err(Problem::new("overloaded", detail).retry_after(Duration::from_secs(30)));
+            if method == Method::POST && !stateless {
+                self.has_room(caller)?;
             }
             return Ok(None);
         };
@@ -165,11 +172,24 @@ impl Sessions {
         Ok(Some(Open { session, used: Arc::clone(&self.used) }))
     }
 
+    /// Whether another session can begin, for this caller.
+    fn has_room(&self, caller: &Caller) -> Result<(), Problem> {
+        let all = lock(&self.used);
+        let max = match all.values().filter(|used| used.owner == owner(caller)).count() {
+            MAX_OF_ONE.. => MAX_OF_ONE,
+            _ if all.len() >= MAX_SESSIONS => MAX_SESSIONS,
+            _ => return Ok(()),
+        };
+        let detail = format!("there are {max} sessions already; end some (DELETE), or try again later");
+        Err(Problem::new("overloaded", detail).retry_after(Duration::from_secs(30)))
+    }
+
     /// The session that an answer begins; its header becomes what the client knows it by.
     fn begun(&self, headers: &mut HeaderMap, caller: &Caller) -> Option<Open> {
         let session = headers.get(SESSION)?.to_str().ok()?.to_owned();
         headers.insert(SESSION, HeaderValue::from_str(&self.signed(&session, caller)).ok()?);
-        lock(&self.used).insert(session.clone(), Used { open: 1, last: Instant::now() });
+        let used = Used { owner: owner(caller), open: 1, last: Instant::now() };
+        lock(&self.used).insert(session.clone(), used);
         Some(Open { session, used: Arc::clone(&self.used) })
     }
 
@@ -185,8 +205,7 @@ impl Sessions {
             // A key of any length is taken.
             Err(_) => unreachable!("the key has 32 bytes"),
         };
-        // No name has a NUL in it.
-        mac.update(format!("{session}\0{}\0{}", caller.tenant, caller.name).as_bytes());
+        mac.update(format!("{session}\0{}", owner(caller)).as_bytes());
         format!("{session}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
     }
 

@@ -24,6 +24,8 @@ const PAGE: usize = 50;
 const AT_ONCE: usize = 8;
 /// The largest artifact that is given whole; `read_artifact` reads larger ones in pieces.
 const MAX_WHOLE: u64 = 1024 * 1024;
+/// How many characters of a goal or a summary are listed.
+const EXCERPT: usize = 300;
 /// What need not be encoded in a piece of a URI.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
@@ -154,15 +156,23 @@ pub(super) async fn list(client: &Client, from: Option<&str>) -> Result<ListReso
     Ok(result)
 }
 
+/// The beginning of a text: a list is for choosing, not for reading.
+fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(EXCERPT) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
 fn resources_of(task: &Task, state: AgentState) -> Vec<Resource> {
     let of_state = Resource::new(state_uri(&task.handler, task.id), format!("{} {}", task.handler, task.id))
         .with_title(format!("State of {} ({})", task.handler, task.state))
-        .with_description(state.goal)
+        .with_description(excerpt(&state.goal))
         .with_mime_type("application/json");
     let of_artifacts = state.artifacts.into_iter().map(|artifact| {
         Resource::new(artifact_uri(task.id, &artifact.artifact_id), artifact.artifact_id)
             .with_title(format!("{} of {}", artifact.kind, task.handler))
-            .with_description(artifact.summary)
+            .with_description(excerpt(&artifact.summary))
             .with_size(artifact.bytes)
     });
     std::iter::once(of_state).chain(of_artifacts).collect()

@@ -29,6 +29,8 @@ use crate::state::App;
 /// The most of an artifact that one call gives, and what it gives unless asked otherwise.
 const MAX_PIECE: u64 = 256 * 1024;
 const PIECE: u64 = 32 * 1024;
+/// The least: every character fits, so that each piece of a text goes on.
+const MIN_PIECE: u64 = 4;
 
 /// A task, and what of it waits for people.
 #[derive(Serialize, ToSchema)]
@@ -189,7 +191,7 @@ struct ReadArtifact {
     #[schema(value_type = i64, minimum = 0, default = 0)]
     offset: u64,
     /// How many bytes, 32768 without, at most 262144.
-    #[schema(value_type = i64, minimum = 1, maximum = 262144, nullable = false)]
+    #[schema(value_type = Option<i64>, minimum = 4, maximum = 262144, nullable = false)]
     limit: Option<u64>,
 }
 
@@ -406,8 +408,8 @@ async fn read_artifact(app: &App, caller: &Caller, given: &JsonObject) -> Result
     let task = task_id(&asked.task_id)?;
     let limit = match asked.limit {
         None => PIECE,
-        Some(limit @ 1..=MAX_PIECE) => limit,
-        Some(_) => return Err(Problem::field("limit", format!("must be 1 to {MAX_PIECE}"))),
+        Some(limit @ MIN_PIECE..=MAX_PIECE) => limit,
+        Some(_) => return Err(Problem::field("limit", format!("must be {MIN_PIECE} to {MAX_PIECE}"))),
     };
     let piece = piece(app, caller, task, &asked.artifact_id, asked.offset, limit).await?;
     let mut bytes = &piece.bytes[..];

@@ -1,5 +1,7 @@
 //! The two-way channel of one task: its events down, what people want of it up.
 
+use std::pin::pin;
+
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
 use axum::http::HeaderMap;
@@ -84,6 +86,7 @@ impl Channel {
         let mut heartbeat = tokio::time::interval(self.app.settings().heartbeat);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let stopping = self.app.stopping().clone();
+        let mut token_ends = pin!(self.caller.ends(&self.app));
         let close = loop {
             let sent = tokio::select! {
                 event = down.events.try_next() => match event {
@@ -108,6 +111,7 @@ impl Channel {
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                 },
                 _ = heartbeat.tick() => socket.send(Message::Ping(Default::default())).await,
+                () = &mut token_ends => break close(close_code::POLICY, "the token is no longer good"),
                 () = stopping.cancelled() => break close(close_code::RESTART, "the server is stopping; connect again"),
             };
             if sent.is_err() {
