@@ -263,10 +263,25 @@ impl ServerHandler for Mcp {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let caller = self.caller(&context.request_context().extensions)?;
-        let mut changes = SelectAll::new();
+        let (mut changes, mut found, mut absent) = (SelectAll::new(), false, None);
         for uri in context.accepted().resource_subscriptions.iter().flatten() {
             // The client was told before this that it listens, and may have read since: it is told how things stand.
-            changes.push(self.changes(&caller, uri, true).await.map_err(|problem| error(&problem))?);
+            match self.changes(&caller, uri, true).await {
+                Ok(of_one) => {
+                    found = true;
+                    changes.push(of_one);
+                }
+                // Removed, perhaps while the client was away: it is told so, and hears of the others.
+                Err(problem) if problem.code() == "not_found" => {
+                    let removed = updated(uri, Change::Removed);
+                    changes.push(futures_util::stream::iter([removed]).boxed());
+                    absent = Some(problem);
+                }
+                Err(problem) => return Err(error(&problem)),
+            }
+        }
+        if let Some(problem) = absent.filter(|_| !found) {
+            return Err(error(&problem));
         }
         loop {
             let notification = tokio::select! {

@@ -295,6 +295,17 @@ async fn a_task_that_has_ended_can_still_be_watched(store: Store) {
     assert_eq!(removed.status, 204);
     assert_eq!(messages.change().await, (uri.clone(), None));
     assert!(wire.ask("resources/read", json!({"uri": uri})).await["error"].is_object());
+
+    // Who listens to it and to another one is told that it is gone, and hears of the other one.
+    let (other, other_uri) = shared(&wire).await;
+    let mut messages = wire.watch(&[&uri, &other_uri]).await;
+    let mut told = [messages.change().await, messages.change().await];
+    told.sort();
+    let mut expected = [(uri, None), (other_uri.clone(), Some(1))];
+    expected.sort();
+    assert_eq!(told, expected);
+    wire.tool("patch_state", json!({"task_id": other, "version": 1, "patch": fact("more")})).await;
+    assert_eq!(messages.change().await, (other_uri, Some(2)));
 }
 
 async fn another_tenants_resources_are_not_found(store: Store) {

@@ -448,9 +448,11 @@ fn whole_characters(bytes: &[u8]) -> (&str, usize) {
 
 /// A task and what of it waits for people.
 pub(super) async fn task_answer(client: &Client, task: TaskId) -> Result<Value, Problem> {
-    let mut answer = written(&client.task(task).await?)?;
+    let found = client.task(task).await?;
     let mut open = client.asks(task).await?;
-    open.retain(|ask| ask.decided_at.is_none() && ask.status.name() == "pending");
+    // What a task that has ended still asked for waits for nobody.
+    open.retain(|ask| !found.state.is_final() && ask.decided_at.is_none() && ask.status.name() == "pending");
+    let mut answer = written(&found)?;
     answer["approvals"] = written(&of_kind::<Approval>(open.clone(), AskKind::Approval))?;
     answer["questions"] = written(&of_kind::<Question>(open, AskKind::Question))?;
     Ok(answer)
