@@ -8,7 +8,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 pub(crate) mod admin;
 pub(crate) mod client;
 
-use admin::{BackupArgs, CompletionsArgs, DoctorArgs, ManArgs, TokenArgs, WebhooksArgs};
+use crate::demo::What;
+use admin::{BackupArgs, CompletionsArgs, DoctorArgs, ManArgs, SubscribersArgs, TokenArgs, WebhooksArgs};
 use client::{
     AnswerArgs, ArtifactArgs, CancelArgs, DecideArgs, DecisionArgs, EventsArgs, ForkArgs, ListArgs, McpArgs,
     MessageArgs, PriorityArgs, PsArgs, QueuesArgs, SchedulesArgs, SignalArgs, StateArgs, SubmitArgs, TaskArgs,
@@ -137,6 +138,14 @@ Examples:
     Schedules(SchedulesArgs),
     /// What is sent to other systems, and to which.
     Webhooks(WebhooksArgs),
+    /// Who is given the events of all tasks, and how far each is; the bus is one of them. Uses the store itself.
+    #[command(after_help = "\
+Examples:
+  longhaul subscribers
+  longhaul subscribers remove bus          after the broker was given up
+
+What a subscriber has not passed is kept for it, and submits are refused when that is too old.")]
+    Subscribers(SubscribersArgs),
     /// Tokens for the server. Uses the store itself, so that the first one can be made.
     Token(TokenArgs),
     /// Copy the store to a file, while it is in use.
@@ -179,6 +188,7 @@ Examples:
   longhaul bench submit --batch 1000           submits in batches
   longhaul bench steps --store postgres://postgres@localhost/postgres
   longhaul bench drain --json | jq .per_second
+  longhaul bench bus --bus nats://127.0.0.1:4222
 
 Without --store a temporary SQLite file in the working directory is used. On PostgreSQL a schema of
 its own is made and dropped. Durable settings are the product's defaults: fsync is on.")]
@@ -223,9 +233,51 @@ Examples:
 
 Nothing is started when a manifest is wrong; 'longhaul check' says what is.")]
     Worker(NodeArgs),
+    /// Show what is promised: 200 deployments, a worker killed in the middle, nothing lost.
+    #[command(after_help = "\
+Examples:
+  longhaul demo                  about a minute, with a live view; asks for one approval
+  longhaul demo --fast           the same story with shorter waits, for CI
+  longhaul demo --keep           goes on afterwards, so that one can look around
+  longhaul demo --fast --json | jq .ok
+
+Needs no key, no services and no network: an embedded store in a temporary folder, a scripted model on loopback, and
+this program. What it shows is judged from a ledger that the steps write themselves; a fault is exit code 1.")]
+    Demo(DemoArgs),
     /// A worker with the handlers of `bench` and of the crash tests.
     #[command(hide = true)]
     BenchWorker(BenchWorkerArgs),
+    /// What the steps of `demo` run.
+    #[command(hide = true)]
+    DemoEffect(DemoEffectArgs),
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// Shorter waits, and nobody is asked
+    #[arg(long)]
+    pub(crate) fast: bool,
+    /// Let server and workers go on afterwards, until Ctrl-C, and keep the folder
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Approve without asking
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    /// The table as one line of JSON on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct DemoEffectArgs {
+    pub(crate) what: What,
+    /// dns, cert, container, live; look or restart
+    pub(crate) place: String,
+    pub(crate) app: String,
+    /// Which version of the app.
+    pub(crate) release: String,
+    /// How long it takes.
+    pub(crate) work_ms: u64,
 }
 
 #[derive(clap::Args, Debug)]
@@ -258,6 +310,9 @@ pub(crate) struct BenchArgs {
     /// How often each client's connection is cut off at a random byte and resumed (scenario sse).
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) reconnects: usize,
+    /// Where events go (scenario bus): nats://, redis://, amqp:// or kafka://
+    #[arg(long, env = "LONGHAUL_BUS", value_name = "URL", default_value = "memory:", hide_env_values = true)]
+    pub(crate) bus: String,
     /// One line of JSON on stdout.
     #[arg(long)]
     pub(crate) json: bool,
@@ -287,6 +342,8 @@ pub(crate) enum Scenario {
     Agent,
     /// Kill a worker process with its tasks running; time to the last one done.
     Resume,
+    /// Events per second from the store to the broker of --bus, each acknowledged; three for each task.
+    Bus,
 }
 
 impl Scenario {
@@ -302,6 +359,7 @@ impl Scenario {
             Self::Sse => "sse",
             Self::Agent => "agent",
             Self::Resume => "resume",
+            Self::Bus => "bus",
         }
     }
 }
@@ -334,12 +392,21 @@ pub(crate) struct NodeArgs {
     /// The queues to take tasks from [default: default]
     #[arg(long, value_name = "A,B")]
     pub(crate) queues: Option<String>,
+    /// The broker: nats://, redis://, amqp:// or kafka:// [default: none]
+    #[arg(long, value_name = "URL")]
+    pub(crate) bus: Option<String>,
+    /// What locks are taken at beside the store: redis:// or etcd:// [default: store:]
+    #[arg(long, value_name = "URL")]
+    pub(crate) locks: Option<String>,
     /// How long a task is held without a sign of life [default: 15s]
     #[arg(long, value_name = "TIME", hide = true)]
     pub(crate) lease: Option<String>,
     /// How long running tasks have to finish after SIGTERM [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) drain: Option<String>,
+    /// Stop when stdin ends, as with SIGTERM: whoever holds its other end is never outlived
+    #[arg(long)]
+    pub(crate) until_eof: bool,
 }
 
 #[derive(clap::Args, Debug)]

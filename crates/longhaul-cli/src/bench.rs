@@ -4,6 +4,7 @@
 //! the storage's floor beside it, the output) is here.
 
 mod agent;
+mod bus;
 mod http;
 mod scenarios;
 mod store;
@@ -36,6 +37,8 @@ pub(crate) struct Measured {
     waiting: Option<WhileWaiting>,
     /// Only for `sse`.
     streams: Option<Streams>,
+    /// Only for `bus`: how many were published.
+    published: Option<usize>,
 }
 
 /// What tasks cost that only wait.
@@ -108,6 +111,7 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         Scenario::Sse => http::follow(&client, store.url(), args, &progress).await?,
         Scenario::Agent => agent::turns(&client, args, &progress).await?,
         Scenario::Resume => scenarios::resume(&client, store.url(), args, &progress).await?,
+        Scenario::Bus => bus::events_out(&client, args, &progress).await?,
     };
     progress.done();
     let rss_mb = measured.waiting.map_or_else(rss_mb, |waiting| waiting.rss_mb);
@@ -127,7 +131,7 @@ async fn measure(args: &BenchArgs, store: &BenchStore) -> Result<Report, Failure
         rss_mb: round(rss_mb, 1),
         idle_rss_mb: round(idle_rss_mb, 1),
         cpu_percent: measured.waiting.map(|waiting| round(waiting.cpu_percent, 2)),
-        events: measured.streams.map(|streams| streams.events),
+        events: measured.streams.map(|streams| streams.events).or(measured.published),
         kb_per_client: measured.streams.map(|streams| round(streams.per_client_kb, 1)),
         errors: measured.errors,
         floor: round(floor, 0),

@@ -21,10 +21,10 @@ mod source;
 mod value;
 
 pub(crate) use source::{Environment, Fault, Flags, Origin, Row, variable};
-pub(crate) use value::{Endpoint, LogForm, Secret};
+pub(crate) use value::{Endpoint, EventForm, LogForm, Secret};
 
 use source::Sources;
-use value::{Address, Bytes};
+use value::{Address, Bytes, ServiceUrl};
 
 use crate::exit::Failure;
 
@@ -45,6 +45,8 @@ pub(crate) struct Config {
     /// `[limit.KEY] max_running`, by concurrency key.
     pub(crate) limits: BTreeMap<String, u32>,
     pub(crate) webhook: Webhook,
+    pub(crate) bus: Option<Bus>,
+    pub(crate) locks: Locks,
     pub(crate) retention: Retention,
     pub(crate) tenants: BTreeMap<String, Tenant>,
     pub(crate) auth: Auth,
@@ -114,6 +116,36 @@ pub(crate) struct Webhook {
     pub(crate) endpoints: Vec<Endpoint>,
     /// The first signs; the others are sent too while secrets rotate. Empty: the store has one.
     pub(crate) secrets: Vec<Secret>,
+}
+
+/// `[bus]`, when it names a broker
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Bus {
+    pub(crate) url: String,
+    /// The topic of events.
+    pub(crate) events: String,
+    /// Which events.
+    pub(crate) types: Vec<String>,
+    pub(crate) form: EventForm,
+    /// The topic whose messages are submits; none are taken in without.
+    pub(crate) tasks: Option<String>,
+    /// Whose tasks those are.
+    pub(crate) tenant: String,
+    /// Where results may be sent; the bus' own choice when empty.
+    pub(crate) replies: Vec<String>,
+    /// How long a message of `tasks` may stay unsettled before another process gets it.
+    pub(crate) ack_wait: Duration,
+    /// How old events may become that the broker does not take, before submits are refused.
+    pub(crate) max_behind: Duration,
+    /// All processes on the store have the bus, so PostgreSQL need not pass hints on.
+    pub(crate) replaces_notify: bool,
+}
+
+/// `[locks]`
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Locks {
+    /// `None`: as the store has it.
+    pub(crate) url: Option<String>,
 }
 
 /// `[retention]`
@@ -196,6 +228,8 @@ impl Config {
             queues: queues(s),
             limits: limits(s),
             webhook: webhook(s),
+            bus: bus(s),
+            locks: locks(s),
             retention: Retention { finished: s.get(&["retention", "finished"], &["LONGHAUL_RETENTION"], None) },
             tenants: tenants(s),
             auth: Auth { required: s.get(&["auth", "required"], &["LONGHAUL_AUTH_REQUIRED"], None) },
@@ -420,6 +454,33 @@ fn webhook(s: &mut Sources<'_>) -> Webhook {
     }
     let secrets = s.get(&["webhook", "secret"], &["LONGHAUL_WEBHOOK_SECRET"], Vec::new());
     Webhook { allow, endpoints, secrets }
+}
+
+/// Brokers throw members of a group out that are silent for less.
+const SHORTEST_ACK_WAIT: Duration = Duration::from_secs(10);
+
+fn bus(s: &mut Sources<'_>) -> Option<Bus> {
+    let url: Option<ServiceUrl> = s.get(&["bus", "url"], &["LONGHAUL_BUS"], None);
+    let events = s.get(&["bus", "events"], &[], "longhaul.events".to_owned());
+    let types = s.get(&["bus", "types"], &[], vec!["*".to_owned()]);
+    let form = s.get(&["bus", "form"], &[], EventForm::Structured);
+    let tasks = s.get(&["bus", "tasks"], &["LONGHAUL_BUS_TASKS"], None);
+    let tenant = s.get(&["bus", "tenant"], &[], "default".to_owned());
+    let replies = s.get(&["bus", "replies"], &[], Vec::new());
+    let ack_wait = s.get(&["bus", "ack_wait"], &[], Duration::from_secs(60));
+    if ack_wait < SHORTEST_ACK_WAIT {
+        s.refuse("is too short", "write at least \"10s\": what takes longer would be taken in twice at once");
+    }
+    let max_behind = s.get(&["bus", "max_behind"], &[], Duration::from_secs(3 * 24 * 60 * 60));
+    more_than_nothing(s, max_behind);
+    let replaces_notify = s.get(&["bus", "replaces_notify"], &[], false);
+    let ServiceUrl(url) = url?;
+    Some(Bus { url, events, types, form, tasks, tenant, replies, ack_wait, max_behind, replaces_notify })
+}
+
+fn locks(s: &mut Sources<'_>) -> Locks {
+    let url: Option<ServiceUrl> = s.get(&["locks", "url"], &["LONGHAUL_LOCKS"], None);
+    Locks { url: url.map(|ServiceUrl(url)| url) }
 }
 
 fn tenants(s: &mut Sources<'_>) -> BTreeMap<String, Tenant> {

@@ -8,7 +8,8 @@ use longhaul::store::{StoreError, SubmitRefused};
 pub(crate) const HELP: &str = "\
 Exit codes:
   0    done
-  1    the task failed or was cancelled (wait, watch, --wait, --follow), or check or doctor found a fault
+  1    the task failed or was cancelled (wait, watch, --wait, --follow), or check, doctor or
+       demo found a fault
   2    wrong usage, or the server answered 400, 404, 409, 412, 413 or 422
   3    not reachable, or the server answered 5xx
   4    refused: 401, 403 or 429
@@ -74,7 +75,10 @@ impl From<longhaul::Error> for Failure {
     fn from(error: longhaul::Error) -> Self {
         let code = match &error {
             longhaul::Error::Store(StoreError::Url(_) | StoreError::Incompatible(_)) => 2,
-            longhaul::Error::Store(_) | longhaul::Error::Refused(SubmitRefused::OutboxFull { .. }) => 3,
+            longhaul::Error::Store(_)
+            | longhaul::Error::Refused(
+                SubmitRefused::OutboxFull { .. } | SubmitRefused::SubscriberBehind { .. },
+            ) => 3,
             longhaul::Error::Refused(SubmitRefused::QueueFull { .. }) => 4,
             longhaul::Error::TimedOut { .. } => 5,
             _ => 2,

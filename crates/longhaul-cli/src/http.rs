@@ -26,7 +26,7 @@ const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 /// Of an answer that is not a problem document, so much is shown.
 const MAX_COMPLAINT_CHARS: usize = 300;
 /// What need not be encoded in a piece of a path or query.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b':');
 
 /// Why the server did not do it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,8 @@ impl Server {
         Self::with_token(base, token.map(|(_, token)| token).as_deref())
     }
 
-    fn with_token(base: &str, token: Option<&str>) -> Result<Self, Failure> {
+    /// The server at `base`, with this token.
+    pub(crate) fn with_token(base: &str, token: Option<&str>) -> Result<Self, Failure> {
         let wrong = |why: &str| {
             Failure::usage(format!(
                 "'{base}' is not the URL of a server: {why}; write it like http://127.0.0.1:7171"

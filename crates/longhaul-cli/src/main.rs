@@ -3,9 +3,11 @@
 mod args;
 mod bench;
 mod bench_worker;
+mod bus;
 mod check;
 mod commands;
 mod config;
+mod demo;
 mod exit;
 mod follow;
 mod http;
@@ -30,6 +32,10 @@ use node::Part;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Command::DemoEffect(effect) = &args.command {
+        // Started hundreds of times: it needs neither logs nor a runtime.
+        return demo::effect(effect);
+    }
     let settings = match node::telemetry(&args.command) {
         Ok(settings) => settings,
         Err(failure) => return exit::report(&failure),
@@ -83,6 +89,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Workers(args) => tasks::workers(args).await,
         Command::Schedules(args) => schedules::run(args).await,
         Command::Webhooks(args) => admin::webhooks(args).await,
+        Command::Subscribers(args) => admin::subscribers(args).await,
         Command::Token(args) => admin::token(args).await,
         Command::Backup(args) => admin::backup(args).await,
         Command::Doctor(args) => doctor::run(args).await,
@@ -96,6 +103,9 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Up(args) => node::run(args, Part::Up).await,
         Command::Serve(args) => node::run(args, Part::Serve).await,
         Command::Worker(args) => node::run(args, Part::Worker).await,
+        Command::Demo(args) => demo::run(args).await,
         Command::BenchWorker(args) => bench_worker::run(args).await,
+        // Done before there is a runtime.
+        Command::DemoEffect(_) => Ok(()),
     }
 }

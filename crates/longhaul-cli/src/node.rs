@@ -1,6 +1,6 @@
 //! `longhaul up`, `serve` and `worker`: one process that answers requests, runs tasks, or both.
 //!
-//! Told to stop (SIGTERM, Ctrl-C), it takes no more requests and tasks, finishes what is under way or hands it
+//! Told to stop (SIGTERM, Ctrl-C, with `--until-eof` the end of stdin), it takes no more requests and tasks, finishes what is under way or hands it
 //! back, and ends.
 
 use std::io::{IsTerminal as _, Write as _};
@@ -15,10 +15,11 @@ use longhaul_agent::{Agent, Artifacts, Host, Manifest, load, register};
 use longhaul_server::{App, Rate, ServerSettings, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::args::{Command, NodeArgs};
+use crate::bus::{OnBus, use_locks};
 use crate::config::{Config, Flags, LogForm, Origin};
 use crate::exit::Failure;
 use crate::notify;
@@ -46,19 +47,24 @@ pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
         }
     };
     let artifacts = artifacts(&config)?;
-    let stop = told_to_stop()?;
+    let stop = told_to_stop(args.until_eof)?;
     let server = match part {
         Part::Worker => None,
         Part::Up | Part::Serve => Some(Server::start(&config, artifacts.clone(), stop.clone()).await?),
     };
     let client = Client::open(&config.store.url).await?;
     client.configure(&config.settings()).await?;
+    use_locks(&client, &config).await?;
+    let bus = OnBus::start(&client, &config, server.as_ref().map(|server| server.app.clone())).await?;
     let outbox = match &server {
-        Some(server) => Some(server.open(&client, &config).await?),
+        Some(server) => Some(server.open(&client, &config, bus.as_ref()).await?),
         None => None,
     };
     let address = server.as_ref().map(|server| server.address);
     let working = async {
+        if let Some(bus) = &bus {
+            bus.begin();
+        }
         // Programs that start a server read this line: from now on it does what it is there for.
         if let Some(address) = address {
             say(format_args!("listening on http://{address}"));
@@ -79,6 +85,9 @@ pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
     if let Some(outbox) = outbox {
         outbox.stop().await;
     }
+    if let Some(bus) = bus {
+        bus.stop().await;
+    }
     Ok(worked?)
 }
 
@@ -89,6 +98,8 @@ fn configuration(args: &NodeArgs) -> Result<Config, Failure> {
         .set("--manifests", "worker.manifests", args.manifests.as_deref())
         .set("--workers", "worker.slots", args.workers.as_deref())
         .set("--queues", "worker.queues", args.queues.as_deref())
+        .set("--bus", "bus.url", args.bus.as_deref())
+        .set("--locks", "locks.url", args.locks.as_deref())
         .set("--lease", "worker.lease", args.lease.as_deref())
         .set("--drain", "worker.drain", args.drain.as_deref());
     Ok(Config::load(flags)?)
@@ -210,7 +221,7 @@ impl Server {
     }
 
     /// The store is open: from now on the server is ready, and webhooks are delivered.
-    async fn open(&self, client: &Client, config: &Config) -> Result<OutboxHandle, Failure> {
+    async fn open(&self, client: &Client, config: &Config, bus: Option<&OnBus>) -> Result<OutboxHandle, Failure> {
         let beyond = !self.address.ip().is_loopback();
         let has_tokens = client.has_tokens().await?;
         if beyond && !has_tokens {
@@ -224,7 +235,9 @@ impl Server {
             let webhook = Webhook { url: endpoint.url.clone(), events: endpoint.events.clone() };
             client.for_tenant(&endpoint.tenant).save_endpoint(&endpoint.name, webhook).await?;
         }
-        let outbox = Outbox::start(client, outbox_settings(config, !beyond)?).await?;
+        let replies = bus.map(OnBus::replies);
+        let outbox =
+            Outbox::start(client, OutboxSettings { replies, ..outbox_settings(config, !beyond)? }).await?;
         self.app.open(client.clone(), required);
         Ok(outbox)
     }
@@ -262,12 +275,14 @@ fn outbox_settings(config: &Config, allow_loopback: bool) -> Result<OutboxSettin
     Ok(OutboxSettings { secrets, allow, allow_loopback, ..OutboxSettings::default() })
 }
 
-/// Becomes true with SIGTERM or Ctrl-C; a second one ends the process at once.
-fn told_to_stop() -> Result<watch::Receiver<bool>, Failure> {
+/// Becomes true with SIGTERM or Ctrl-C, and with the end of stdin if that is wanted; a signal after that ends the
+/// process at once.
+fn told_to_stop(until_eof: bool) -> Result<watch::Receiver<bool>, Failure> {
     let deaf = |error: std::io::Error| Failure::internal(format!("cannot hear signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(deaf)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(deaf)?;
     let (stop, told) = watch::channel(false);
+    let eof = until_eof.then(end_of_stdin);
     tokio::spawn(async move {
         let mut hear = async || {
             tokio::select! {
@@ -275,7 +290,10 @@ fn told_to_stop() -> Result<watch::Receiver<bool>, Failure> {
                 _ = interrupt.recv() => 130,
             }
         };
-        hear().await;
+        tokio::select! {
+            _ = hear() => {}
+            () = ended(eof) => {}
+        }
         notify::stopping();
         // In a file of JSON lines a sentence would be in the way.
         if std::io::stderr().is_terminal() {
@@ -285,6 +303,25 @@ fn told_to_stop() -> Result<watch::Receiver<bool>, Failure> {
         std::process::exit(hear().await);
     });
     Ok(told)
+}
+
+/// Is dropped when stdin has ended: whoever holds its other end is gone, or wants this process to be.
+fn end_of_stdin() -> oneshot::Receiver<()> {
+    let (alive, ended) = oneshot::channel();
+    // A thread of its own: reading cannot be given up, and ends with the process.
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        drop(alive);
+    });
+    ended
+}
+
+async fn ended(eof: Option<oneshot::Receiver<()>>) {
+    match eof {
+        // Never said, only dropped.
+        Some(eof) => drop(eof.await),
+        None => std::future::pending().await,
+    }
 }
 
 /// Tells whoever started this. They may be gone: a server goes on without them.
@@ -299,7 +336,7 @@ async fn stopped(mut told: watch::Receiver<bool>) {
 
 /// Runs a worker until it is told to stop, and then lets it drain.
 pub(crate) async fn run_until_told(worker: Worker) -> Result<(), Failure> {
-    worker.run(stopped(told_to_stop()?)).await?;
+    worker.run(stopped(told_to_stop(false)?)).await?;
     Ok(())
 }
 

@@ -106,6 +106,75 @@ fn endpoints_are_added_listed_and_removed() {
     assert_eq!(bed.run(&["webhooks", "add", "bad", "ftp://x"]).status.code(), Some(2));
 }
 
+/// A subscriber of this name that nobody runs, and a task that it has not heard of.
+async fn left_behind(client: &longhaul::Client, name: &str, max_behind: std::time::Duration) {
+    client.announce(&["h"]).await.expect("announced");
+    let subscriber = client.subscriber(name).all_tenants().max_behind(max_behind);
+    let subscriber = subscriber.start_batches(async |_| Ok(())).await.expect("it starts");
+    subscriber.stop().await;
+    client.submit(longhaul::NewTask::new("h", &1)).await.expect("accepted");
+}
+
+#[tokio::test]
+async fn a_subscriber_that_nobody_runs_is_seen_told_and_removed() {
+    let bed = Bed::new();
+    let url = format!("sqlite:{}", bed.path().join("a.db").display());
+    let client = longhaul::Client::open(&url).await.expect("opens");
+    left_behind(&client, "bus", std::time::Duration::from_secs(86_400)).await;
+
+    let listed = bed.json(&["subscribers", "--json", "--store", &url]);
+    let bus = &listed["subscribers"][0];
+    assert_eq!((&bus["name"], &bus["held_by"]), (&json!("bus"), &Value::Null), "{listed}");
+    assert!(bus["rows_behind"].as_u64().is_some_and(|rows| rows >= 1), "{listed}");
+    let shown = stdout(&bed.run(&["subscribers", "--store", &url]));
+    assert!(shown.contains("bus") && shown.contains("nobody"), "{shown}");
+
+    let output = bed.run(&["doctor", "--json", "--store", &url]);
+    let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let told = check(&found, "subscribers");
+    assert_eq!(told["status"], "warning", "{told}");
+    assert!(told["message"].as_str().is_some_and(|text| text.contains("no process runs it")), "{told}");
+    assert!(
+        told["remedy"].as_str().is_some_and(|text| text.contains("longhaul subscribers remove bus")),
+        "{told}"
+    );
+
+    assert_eq!(
+        bed.run(&["subscribers", "remove", "bsu", "--store", &url]).status.code(),
+        Some(2),
+        "there is none"
+    );
+    let output = bed.run(&["subscribers", "remove", "bus", "--store", &url]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(bed.json(&["subscribers", "--json", "--store", &url])["subscribers"], json!([]));
+}
+
+#[tokio::test]
+async fn a_subscriber_that_refuses_submits_is_a_fault_and_one_that_runs_is_not_removed() {
+    let bed = Bed::new();
+    let url = format!("sqlite:{}", bed.path().join("a.db").display());
+    let client = longhaul::Client::open(&url).await.expect("opens");
+    left_behind(&client, "late", std::time::Duration::from_secs(1)).await;
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    let output = bed.run(&["doctor", "--json", "--store", &url]);
+    let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let told = check(&found, "subscribers");
+    assert_eq!(told["status"], "fault", "{told}");
+    assert!(told["message"].as_str().is_some_and(|text| text.contains("submits are refused")), "{told}");
+
+    let running =
+        client.subscriber("late").all_tenants().start_batches(async |_| Ok(())).await.expect("it starts");
+    let held = async || client.subscribers().await.expect("asked").iter().any(|known| known.held_by.is_some());
+    while !held().await {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let output = bed.run(&["subscribers", "remove", "late", "--store", &url]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("is run by"), "{}", stderr(&output));
+    running.stop().await;
+    assert_eq!(bed.run(&["subscribers", "remove", "late", "--store", &url]).status.code(), Some(0));
+}
+
 #[test]
 fn the_webhook_secret_is_the_configured_one_or_the_stores() {
     let bed = Bed::new();

@@ -53,10 +53,7 @@ impl Up {
                 .spawn()
                 .expect("it starts");
         let mut told = BufReader::new(child.stderr.take().expect("piped"));
-        let mut first = String::new();
-        told.read_line(&mut first).expect("a line");
-        let url = first.trim_end().strip_prefix("listening on ").unwrap_or_else(|| panic!("it says: {first}"));
-        self.url = url.to_owned();
+        self.url = listening(&mut told);
         self.child = Some(child);
         // A pipe that nobody reads would stop the server in the end.
         std::thread::spawn(move || std::io::copy(&mut told, &mut std::io::sink()));
@@ -115,8 +112,50 @@ impl Drop for Up {
     }
 }
 
+/// Waits until a server says that it listens, and where.
+fn listening(told: &mut impl BufRead) -> String {
+    let mut said = String::new();
+    loop {
+        let mut line = String::new();
+        assert_ne!(told.read_line(&mut line).expect("text"), 0, "it ended instead of listening: {said}");
+        if let Some(url) = line.trim_end().strip_prefix("listening on ") {
+            return url.to_owned();
+        }
+        said.push_str(&line);
+    }
+}
+
 fn store(folder: &Path) -> String {
     format!("sqlite:{}", folder.join("longhaul.db").display())
+}
+
+#[test]
+fn a_server_says_once_that_it_listens_whatever_else_it_says() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (command, form) in [("up", "human"), ("up", "json"), ("serve", "human")] {
+        let mut child = longhaul(&[command, "--listen", "127.0.0.1:0", "--store", &store(folder.path())])
+            .env("HOME", folder.path())
+            .env("LONGHAUL_LOG_FORMAT", form)
+            .env("LONGHAUL_LOG", "debug")
+            .env_remove("OPENAI_API_KEY")
+            .env_remove("OPENAI_BASE_URL")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut told = BufReader::new(child.stderr.take().expect("piped"));
+        let url = listening(&mut told);
+        assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().expect("sent").success());
+        let mut rest = String::new();
+        told.read_to_string(&mut rest).expect("text");
+        assert!(child.wait().expect("it ends").success(), "{command}: {rest}");
+        assert!(!rest.lines().any(|line| line.starts_with("listening on")), "{command}: {rest}");
+        let mut data = String::new();
+        child.stdout.take().expect("piped").read_to_string(&mut data).expect("text");
+        assert_eq!(data, "", "{command}: stdout is for data");
+    }
 }
 
 #[test]

@@ -195,11 +195,14 @@ async fn who_watches_on_stdio_goes_on_watching_when_the_server_is_killed_and_sta
         assert_eq!(client.patch_state(task, patch, None).await.expect("patched"), version);
     };
     patch(1).await;
+    let leaves = client.submit(NewTask::new("analyst", &2)).await.expect("accepted").id;
     let (url, uri) = (node.url.clone(), format!("state://agents/analyst/tasks/{task}"));
+    let left = format!("state://agents/analyst/tasks/{leaves}");
     let told = |message: &Value| message["method"] == "notifications/resources/updated";
 
     let mut modern = Lined::start(&["--server", &url], store.folder());
-    modern.ask(1, "subscriptions/listen", json!({"notifications": {"resourceSubscriptions": [uri]}}), true).await;
+    let listen = json!({"notifications": {"resourceSubscriptions": [left, uri]}});
+    modern.ask(1, "subscriptions/listen", listen, true).await;
     assert_eq!(modern.hear().await["method"], "notifications/subscriptions/acknowledged");
     modern.until(told).await;
     let mut legacy = Lined::start(&["--server", &url], store.folder());
@@ -216,11 +219,14 @@ async fn who_watches_on_stdio_goes_on_watching_when_the_server_is_killed_and_sta
 
     node.kill();
     patch(3).await;
+    client.cancel(leaves, None).await.expect("cancelled");
+    client.delete(leaves).await.expect("removed");
     modern.ask(2, "tools/list", json!({}), true).await;
     let refused = modern.until(|message| message["id"] == 2).await;
     assert!(refused["error"]["message"].as_str().expect("a sentence").contains("longhaul up"), "{refused}");
     let _node = Node::start_at(&store, &manifests, &address, &[]).await;
     // What happened meanwhile is told, and so is what comes.
+    modern.until(|message| told(message) && message["params"]["uri"] == left.as_str()).await;
     modern.until(|message| message["params"]["_meta"]["dev.longhaul/version"] == 3).await;
     legacy.until(told).await;
     patch(4).await;
@@ -236,4 +242,30 @@ async fn who_watches_on_stdio_goes_on_watching_when_the_server_is_killed_and_sta
     );
     modern.end().await;
     legacy.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_not_there_is_not_made_for_an_mcp_client() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("no such folder/typo.db");
+    let file = format!("sqlite:{}", path.display());
+    let other = folder.path().join("other.db");
+    std::fs::write(&other, "").expect("written");
+    let mut stores =
+        vec![(file, path.display().to_string()), (format!("sqlite:{}", other.display()), "other.db".into())];
+    let empty = Store::postgres().await;
+    stores.extend(empty.as_ref().map(|store| (store.url.clone(), "in this database".to_owned())));
+    for (store, said) in stores {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_longhaul"));
+        command.args(["mcp", "--store", &store]).env("HOME", folder.path()).stdin(Stdio::null());
+        let ran = tokio::time::timeout(PATIENCE, command.output()).await.expect("in time").expect("it starts");
+        let why = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(2), "{store}: {why}");
+        assert!(why.contains(&said) && why.contains("longhaul up"), "{why}");
+        assert!(ran.stdout.is_empty());
+    }
+    assert!(!path.parent().expect("a folder").exists(), "nothing was made");
+    if let Some(store) = empty {
+        assert_eq!(longhaul::store::inspect(&store.url).await.expect("it answers").schema, 0);
+    }
 }

@@ -57,9 +57,10 @@ impl ServerProcess {
             .spawn()
             .expect("it starts");
         let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
-        let first = lines.next().expect("a line").expect("text");
+        let mut said = lines.by_ref().map_while(Result::ok);
+        let address = said.find_map(|line| line.strip_prefix("listening on http://").map(str::to_owned));
+        let address = address.expect("it listens");
         std::thread::spawn(move || lines.for_each(drop));
-        let address = first.strip_prefix("listening on http://").expect("an address").to_owned();
         Self { child, address }
     }
 

@@ -1,7 +1,7 @@
 //! Who asks: tokens, roles, tenants, rates, and the short-lived tokens of one task's stream.
 //!
-//! Every request under `/v1`, `/api` and `/metrics` goes through [`identify`], which leaves a [`Caller`] behind. A handler
-//! says by its argument which role it needs: [`Viewer`], [`Submitter`], [`Operator`] or [`Admin`].
+//! Every request under `/v1`, `/api`, `/mcp` and `/metrics` goes through [`identify`], which refuses what pages of other origins
+//! may not do and leaves a [`Caller`] behind. A handler says by its argument which role it needs: [`Viewer`], [`Submitter`], [`Operator`] or [`Admin`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +20,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use http_body_util::{BodyStream, StreamBody};
 use jiff::Timestamp;
 use longhaul::{Client, Role, TaskId, TokenInfo};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use crate::problem::Problem;
 use crate::state::{App, Rate};
@@ -49,8 +51,17 @@ pub(crate) struct Caller {
     pub(crate) client: Client,
     /// The only task whose stream they may read, for a stream token.
     only: Option<TaskId>,
-    /// The token they showed.
-    secret: Option<Arc<str>>,
+    /// What let them in, if they had to show anything.
+    shown: Option<Shown>,
+}
+
+/// What someone showed to be let in.
+#[derive(Clone)]
+enum Shown {
+    /// A token.
+    Secret(Arc<str>),
+    /// A session of the dashboard, begun with the token of this id.
+    Session(Uuid),
 }
 
 impl Caller {
@@ -66,17 +77,27 @@ impl Caller {
             name: name.to_owned(),
             client: client.for_tenant(tenant).acting_as(name),
             only: None,
-            secret: None,
+            shown: None,
         }
+    }
+
+    /// Who signed in to the dashboard with this token.
+    pub(crate) fn of_session(client: &Client, token: &TokenInfo) -> Self {
+        let shown = Some(Shown::Session(token.id));
+        Self { shown, ..Self::new(client, &token.tenant, token.role, &token.name) }
     }
 
     /// Returns when their token is no longer good; never for those who need none.
     pub(crate) async fn ends(&self, app: &App) {
-        let Some(secret) = &self.secret else { return std::future::pending().await };
+        let Some(shown) = &self.shown else { return std::future::pending().await };
         loop {
             tokio::time::sleep(LOOK_AGAIN).await;
+            let found = match shown {
+                Shown::Secret(secret) => app.tokens().look_up(&self.client, secret).await,
+                Shown::Session(token) => app.tokens().by_id(&self.client, &self.tenant, *token).await,
+            };
             // A store that does not answer ends nothing.
-            if let Ok(None) = app.tokens().look_up(&self.client, secret).await {
+            if let Ok(None) = found {
                 return;
             }
         }
@@ -107,17 +128,26 @@ impl Caller {
 }
 
 /// Finds out who asks, or refuses.
-pub(crate) async fn identify(
-    State(app): State<App>,
-    mut request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
+pub(crate) async fn identify(State(app): State<App>, request: Request, next: Next) -> Result<Response, Problem> {
     if wants_events(request.headers()) {
         // A browser's EventSource never comes back after a refusal: one that reconnects while the server is being
         // started again waits for it.
         app.wait_until_open().await;
     }
     let caller = caller(&app, request.headers(), request.uri()).await?;
+    if only_for_own_pages(&request, &caller) {
+        own_origin(&app, request.headers())?;
+    }
+    answer(app, caller, request, next).await
+}
+
+/// Answers someone who is known, for as long as they may ask.
+pub(crate) async fn answer(
+    app: App,
+    caller: Caller,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
     app.rates().take(&caller.tenant)?;
     request.extensions_mut().insert(caller.clone());
     let response = tokio::select! {
@@ -125,7 +155,7 @@ pub(crate) async fn identify(
         () = caller.ends(&app) => return Err(no_longer_good()),
     };
     // What is there already is simply sent.
-    if caller.secret.is_none() || response.body().size_hint().exact().is_some() {
+    if caller.shown.is_none() || response.body().size_hint().exact().is_some() {
         return Ok(response);
     }
     Ok(response.map(|body| {
@@ -138,7 +168,7 @@ fn no_longer_good() -> Problem {
     Problem::new("unauthorized", "the token is unknown, expired or revoked")
 }
 
-fn wants_events(headers: &HeaderMap) -> bool {
+pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     accept.contains("text/event-stream")
 }
@@ -150,14 +180,17 @@ async fn caller(app: &App, headers: &HeaderMap, uri: &Uri) -> Result<Caller, Pro
         return match token {
             Some(token) => {
                 let mut caller = Caller::new(client, &token.tenant, token.role, &token.name);
-                caller.secret = Some(secret.into());
+                caller.shown = Some(Shown::Secret(secret.into()));
                 Ok(caller)
             }
             None => Err(no_longer_good()),
         };
     }
     if let Some(token) = query_token(uri) {
-        let grant = app.stream_key().open(client, &token).await?;
+        let grant = app.stream_key().open::<Grant>(client, &token).await?;
+        let grant = grant.filter(|grant| grant.until > client.clock().now()).ok_or_else(|| {
+            Problem::new("unauthorized", "the stream token is malformed or expired; get a new one")
+        })?;
         let mut caller = Caller::new(client, &grant.tenant, Role::Viewer, &grant.name);
         caller.only = Some(grant.task);
         return Ok(caller);
@@ -191,7 +224,7 @@ fn query_token(uri: &Uri) -> Option<String> {
 
 /// A page in someone's browser can reach a server on loopback under any name it has a DNS entry for; one
 /// without authentication answers to its own names only.
-fn known_host(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
+pub(crate) fn known_host(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else { return Ok(()) };
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -207,17 +240,35 @@ fn known_host(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
     })
 }
 
-/// A page of another origin may send requests to any server its browser reaches, and open WebSockets: the browser only
-/// says which page asks. Where that may do something, only pages of this server and of the configuration may.
-pub(crate) fn own_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
-    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().unwrap_or_default();
+/// Whether a page of another origin may not make this request. One that reads needs no check: browsers keep the answer from
+/// such a page. Nor does one with a token, which no page has unless it was given to it; channels and `/mcp`, whose protocol wants
+/// it, are checked all the same.
+fn only_for_own_pages(request: &Request, caller: &Caller) -> bool {
+    let opens_channel = request.headers().contains_key(header::UPGRADE);
+    let changes = !request.method().is_safe() && caller.shown.is_none();
+    changes || opens_channel || request.uri().path() == "/mcp"
+}
+
+/// A page of any origin may send requests to every server its browser reaches: the browser only says which page asks.
+/// This lets through pages of this server and of the configuration, and whatever is no page.
+fn own_origin(app: &App, headers: &HeaderMap) -> Result<(), Problem> {
     let host = headers.get(header::HOST).map(HeaderValue::as_bytes).unwrap_or_default();
-    let same =
-        origin.split_once("://").is_some_and(|(_, authority)| authority.as_bytes().eq_ignore_ascii_case(host));
-    let allowed = app.settings().cors_origins.iter().any(|allowed| allowed == "*" || allowed == origin);
-    (same || allowed).then_some(()).ok_or_else(|| {
-        Problem::new("forbidden", "pages of this origin may not do this; [server] cors_origins can allow it")
+    let allowed = &app.settings().cors_origins;
+    let own = match (headers.get(header::ORIGIN), headers.get("sec-fetch-site").map(HeaderValue::as_bytes)) {
+        (Some(origin), _) => {
+            let origin = origin.to_str().unwrap_or_default();
+            let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
+            let same = !authority.is_empty() && authority.as_bytes().eq_ignore_ascii_case(host);
+            same || allowed.iter().any(|allowed| allowed == "*" || allowed == origin)
+        }
+        (None, Some(b"cross-site" | b"same-site")) => allowed.iter().any(|allowed| allowed == "*"),
+        (None, _) => true,
+    };
+    own.then_some(()).ok_or_else(|| {
+        Problem::new(
+            "origin_not_allowed",
+            "pages of this origin may not do this; list the origin in [server] cors_origins if they should",
+        )
     })
 }
 
@@ -266,21 +317,53 @@ fn known(parts: &Parts) -> Result<Caller, Problem> {
 
 /// Tokens that were looked up a moment ago.
 #[derive(Default)]
-pub(crate) struct TokenCache(Mutex<HashMap<[u8; 32], (TokenInfo, Instant)>>);
+pub(crate) struct TokenCache(Mutex<HashMap<Name, (TokenInfo, Instant)>>);
+
+/// What a token is looked up by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Name {
+    /// The digest of its secret.
+    Secret([u8; 32]),
+    Id(Uuid),
+}
 
 impl TokenCache {
-    async fn look_up(&self, client: &Client, secret: &str) -> Result<Option<TokenInfo>, Problem> {
-        let digest: [u8; 32] = Sha256::digest(secret).into();
-        let now = client.clock().now();
-        let fresh = self
-            .lock()
-            .get(&digest)
-            .filter(|(_, since)| since.elapsed() < BELIEVED)
-            .map(|(token, _)| token.clone());
-        if let Some(token) = fresh {
-            return Ok(Some(token).filter(|token| token.expires_at.is_none_or(|at| at > now)));
+    /// The token with this secret, if it is still good.
+    pub(crate) async fn look_up(&self, client: &Client, secret: &str) -> Result<Option<TokenInfo>, Problem> {
+        let name = Name::Secret(Sha256::digest(secret).into());
+        if let Some(known) = self.known(name, client) {
+            return Ok(known);
         }
-        let found = client.authenticate(secret).await?;
+        Ok(self.remember(name, client.authenticate(secret).await?))
+    }
+
+    /// The token of a tenant with this id, if it is still good.
+    pub(crate) async fn by_id(
+        &self,
+        client: &Client,
+        tenant: &str,
+        id: Uuid,
+    ) -> Result<Option<TokenInfo>, Problem> {
+        let name = Name::Id(id);
+        if let Some(known) = self.known(name, client) {
+            return Ok(known);
+        }
+        let now = client.clock().now();
+        let good = |token: &TokenInfo| {
+            token.id == id && token.revoked_at.is_none() && token.expires_at.is_none_or(|at| at > now)
+        };
+        Ok(self.remember(name, client.tokens(Some(tenant)).await?.into_iter().find(good)))
+    }
+
+    /// What is believed of a token, if anything is.
+    fn known(&self, name: Name, client: &Client) -> Option<Option<TokenInfo>> {
+        let now = client.clock().now();
+        let tokens = self.lock();
+        let (token, _) = tokens.get(&name).filter(|(_, since)| since.elapsed() < BELIEVED)?;
+        Some(Some(token.clone()).filter(|token| token.expires_at.is_none_or(|at| at > now)))
+    }
+
+    fn remember(&self, name: Name, found: Option<TokenInfo>) -> Option<TokenInfo> {
         let mut cache = self.lock();
         match &found {
             Some(token) => {
@@ -288,15 +371,15 @@ impl TokenCache {
                     cache.retain(|_, (_, since)| since.elapsed() < BELIEVED);
                 }
                 if cache.len() < REMEMBERED {
-                    cache.insert(digest, (token.clone(), Instant::now()));
+                    cache.insert(name, (token.clone(), Instant::now()));
                 }
             }
-            None => drop(cache.remove(&digest)),
+            None => drop(cache.remove(&name)),
         }
-        Ok(found)
+        found
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], (TokenInfo, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, (TokenInfo, Instant)>> {
         // Every change is one call: a panic leaves a usable map.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -337,9 +420,11 @@ impl Rates {
     }
 }
 
-/// Signs the tokens of streams. The key is kept in the store, so that every server of a cluster has the same.
-#[derive(Default)]
-pub(crate) struct StreamKey(tokio::sync::OnceCell<Vec<u8>>);
+/// Signs what is given out to be shown again. The key is kept in the store, so that every server of a cluster has the same.
+pub(crate) struct SigningKey {
+    name: &'static str,
+    key: tokio::sync::OnceCell<Vec<u8>>,
+}
 
 /// What a stream token says.
 #[derive(Serialize, Deserialize)]
@@ -350,34 +435,50 @@ struct Grant {
     until: Timestamp,
 }
 
-impl StreamKey {
-    /// A token for one task's stream, and until when it is good.
-    pub(crate) async fn grant(&self, caller: &Caller, task: TaskId) -> Result<(String, Timestamp), Problem> {
-        let until = caller.client.clock().now().saturating_add(STREAM_TOKEN_LIFE).unwrap_or(Timestamp::MAX);
-        let grant = Grant { task, tenant: caller.tenant.clone(), name: caller.name.clone(), until };
-        let grant = serde_json::to_vec(&grant).map_err(|_| Problem::new("internal", "cannot write the token"))?;
-        let mac = self.mac(&caller.client, &grant).await?.finalize().into_bytes();
-        Ok((format!("{}.{}", URL_SAFE_NO_PAD.encode(grant), URL_SAFE_NO_PAD.encode(mac)), until))
+/// A token for one task's stream, and until when it is good.
+pub(crate) async fn grant_stream(
+    app: &App,
+    caller: &Caller,
+    task: TaskId,
+) -> Result<(String, Timestamp), Problem> {
+    let until = caller.client.clock().now().saturating_add(STREAM_TOKEN_LIFE).unwrap_or(Timestamp::MAX);
+    let grant = Grant { task, tenant: caller.tenant.clone(), name: caller.name.clone(), until };
+    Ok((app.stream_key().sign(&caller.client, &grant).await?, until))
+}
+
+impl SigningKey {
+    /// The key that the store keeps under this name.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, key: tokio::sync::OnceCell::new() }
     }
 
-    async fn open(&self, client: &Client, token: &str) -> Result<Grant, Problem> {
-        let bad = || Problem::new("unauthorized", "the stream token is malformed or expired; get a new one");
-        let (grant, mac) = token.split_once('.').ok_or_else(bad)?;
-        let (grant, mac) = (URL_SAFE_NO_PAD.decode(grant), URL_SAFE_NO_PAD.decode(mac));
-        let (Ok(grant), Ok(mac)) = (grant, mac) else { return Err(bad()) };
-        self.mac(client, &grant).await?.verify_slice(&mac).map_err(|_| bad())?;
-        let grant: Grant = serde_json::from_slice(&grant).map_err(|_| bad())?;
-        if grant.until <= client.clock().now() {
-            return Err(bad());
+    /// What is said, readable by anyone and signed.
+    pub(crate) async fn sign(&self, client: &Client, said: &impl Serialize) -> Result<String, Problem> {
+        let said = serde_json::to_vec(said).map_err(|_| Problem::new("internal", "cannot write the token"))?;
+        let mac = self.mac(client, &said).await?.finalize().into_bytes();
+        Ok(format!("{}.{}", URL_SAFE_NO_PAD.encode(said), URL_SAFE_NO_PAD.encode(mac)))
+    }
+
+    /// What was said and signed here; `None` when it was not.
+    pub(crate) async fn open<T: DeserializeOwned>(
+        &self,
+        client: &Client,
+        signed: &str,
+    ) -> Result<Option<T>, Problem> {
+        let Some((said, mac)) = signed.split_once('.') else { return Ok(None) };
+        let (said, mac) = (URL_SAFE_NO_PAD.decode(said), URL_SAFE_NO_PAD.decode(mac));
+        let (Ok(said), Ok(mac)) = (said, mac) else { return Ok(None) };
+        if self.mac(client, &said).await?.verify_slice(&mac).is_err() {
+            return Ok(None);
         }
-        Ok(grant)
+        Ok(serde_json::from_slice(&said).ok())
     }
 
-    async fn mac(&self, client: &Client, grant: &[u8]) -> Result<Hmac<Sha256>, Problem> {
-        let key = self.0.get_or_try_init(|| client.kept_secret("stream_key")).await?;
-        let mac = Hmac::<Sha256>::new_from_slice(key)
-            .map_err(|_| Problem::new("internal", "the stream key is unusable"))?;
-        Ok(mac.chain_update(grant))
+    async fn mac(&self, client: &Client, said: &[u8]) -> Result<Hmac<Sha256>, Problem> {
+        let key = self.key.get_or_try_init(|| client.kept_secret(self.name)).await?;
+        let mac =
+            Hmac::<Sha256>::new_from_slice(key).map_err(|_| Problem::new("internal", "the key is unusable"))?;
+        Ok(mac.chain_update(said))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The server of Longhaul: REST, server-sent events, WebSocket, MCP, tokens, metrics.
+//! The server of Longhaul: REST, server-sent events, WebSocket, MCP, the dashboard, tokens, metrics.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! [`router`] is an axum `Router` that can be mounted in another program. The rooms, in the order in which a request goes
-//! through them: `serve` (connections), `request` (ids and traces), `auth` (who asks), `body` (what is asked), `routes`, `stream` and `mcp`
-//! (what is done), `problem` (what is answered when something is wrong).
+//! through them: `serve` (connections), `request` (ids and traces), `auth` (who asks), `body` (what is asked), `routes`, `stream`, `mcp`
+//! and `dashboard` (what is done), `problem` (what is answered when something is wrong).
 
 use axum::Router;
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
@@ -28,6 +28,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 mod auth;
 mod body;
+mod dashboard;
 pub mod mcp;
 mod metrics;
 mod openapi;
@@ -62,6 +63,7 @@ pub fn router_with<H: ServerHandler>(app: App, handler: impl Fn(mcp::Mcp) -> H +
     let document = HeaderedDocument::new(api);
     let mut router = router
         .route("/openapi.json", get(async move || document.answer()))
+        .merge(dashboard::router(&app))
         .fallback(async || problem::Problem::new("not_found", "there is no such path; /openapi.json lists them"))
         .method_not_allowed_fallback(async || {
             problem::Problem::new("method_not_allowed", "this path has other methods; the header Allow lists them")

@@ -4,7 +4,7 @@
 //! [`Mcp`] is the server of the protocol, whatever carries it: HTTP on `/mcp` (`http.rs`), or lines on stdin and stdout
 //! ([`serve_lines`]). It speaks the revisions 2025-11-25 and 2026-07-28, and older ones where rmcp does. Everything it does is
 //! done for a caller, with the same token, tenant and role as a request of the HTTP API. The rooms: `tools.rs` (what can be
-//! done), `resources.rs` (what can be read), `watch.rs` (who is told of changes), `wait.rs` (long waits as MCP tasks).
+//! done), `resources.rs` (what can be read), `listen.rs` and `watch.rs` (who is told of changes), `wait.rs` (long waits as MCP tasks).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,14 +15,17 @@ use rmcp::ServiceExt;
 use rmcp::handler::server::ServerHandler;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, CompleteRequestMethod,
-    CompleteRequestParams, CompleteResult, ContentBlock, CreateTaskResult, ErrorCode, ErrorData, Extensions,
-    GetMeta, GetTaskParams, GetTaskResult, Implementation, ListPromptsRequestMethod, ListPromptsResult,
-    ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
-    ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ResourceUpdatedNotification,
-    ResourceUpdatedNotificationParam, ServerCapabilities, ServerConfig, ServerNotification,
-    SubscribeRequestParams, SubscriptionFilter, Tool, UnsubscribeRequestParams, UpdateTaskParams,
+    CompleteRequestParams, CompleteResult, ContentBlock, CreateTaskResult, CustomRequest, CustomResult, ErrorCode,
+    ErrorData, Extensions, GetMeta, GetTaskParams, GetTaskResult, Implementation, InitializeRequestParams,
+    ListPromptsRequestMethod, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult,
+    ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult,
+    ResourceUpdatedNotification, ResourceUpdatedNotificationParam, ServerCapabilities, ServerConfig,
+    ServerNotification, SubscribeRequestParams, SubscriptionFilter, SubscriptionsListenRequestParams, Tool,
+    UnsubscribeRequestParams, UpdateTaskParams,
 };
 use rmcp::service::{RequestContext, RoleServer, SubscriptionContext};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::auth::Caller;
@@ -32,6 +35,7 @@ use crate::state::App;
 
 mod describe;
 pub(crate) mod http;
+mod listen;
 mod resources;
 mod tools;
 mod wait;
@@ -103,13 +107,8 @@ impl Mcp {
         uri: &str,
         at_once: bool,
     ) -> Result<BoxStream<'static, ServerNotification>, Problem> {
-        let Named::State { agent, task } = Named::parse(uri)? else {
-            return Err(Problem::not_found("resource that changes", uri));
-        };
+        let task = resources::watchable(&caller.client, uri).await?;
         let mut watch = self.app.watchers().watch(&caller.client, task).await?;
-        if caller.client.task(task).await?.handler != agent {
-            return Err(Problem::not_found("state of task", &task.to_string()));
-        }
         // Read after the watch began: what changes from here on is told. A task may have no state yet.
         let state = if at_once { caller.client.state(task).await? } else { None };
         let first = state.map(|(version, _)| {
@@ -153,6 +152,25 @@ fn error(problem: &Problem) -> ErrorData {
         _ => ErrorCode::INTERNAL_ERROR,
     };
     ErrorData::new(code, detail, Some(body))
+}
+
+/// Why the params of a method that there is cannot be read; `None` when there is no such method.
+fn misread(method: &str, params: Value) -> Option<String> {
+    fn why<T: DeserializeOwned>(params: Value) -> Option<String> {
+        serde_json::from_value::<T>(params).err().map(|error| error.to_string())
+    }
+    let why = match method {
+        "initialize" => why::<InitializeRequestParams>(params),
+        "tools/call" => why::<CallToolRequestParams>(params),
+        "tools/list" | "resources/list" | "resources/templates/list" => why::<PaginatedRequestParams>(params),
+        "resources/read" => why::<ReadResourceRequestParams>(params),
+        "resources/subscribe" | "resources/unsubscribe" => why::<SubscribeRequestParams>(params),
+        "subscriptions/listen" => why::<SubscriptionsListenRequestParams>(params),
+        "tasks/get" | "tasks/cancel" => why::<GetTaskParams>(params),
+        "tasks/update" => why::<UpdateTaskParams>(params),
+        _ => return None,
+    };
+    Some(why.unwrap_or_else(|| "they are not what the method takes".to_owned()))
 }
 
 fn too_many() -> ErrorData {
@@ -251,6 +269,24 @@ impl ServerHandler for Mcp {
         Err(ErrorData::method_not_found::<CompleteRequestMethod>())
     }
 
+    /// What no other method of this takes: there is no such method, or its params cannot be read.
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let params = request.params.unwrap_or_default();
+        Err(match misread(&request.method, params) {
+            Some(why) => {
+                ErrorData::invalid_params(format!("the params of {} cannot be read: {why}", request.method), None)
+            }
+            None => {
+                let name: String = request.method.chars().take(64).flat_map(char::escape_debug).collect();
+                ErrorData::new(ErrorCode::METHOD_NOT_FOUND, format!("there is no method '{name}' here"), None)
+            }
+        })
+    }
+
     fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
         let uris = requested.resource_subscriptions.iter().flatten();
         let watchable = uris.filter(|uri| matches!(Named::parse(uri), Ok(Named::State { .. })));
@@ -263,25 +299,18 @@ impl ServerHandler for Mcp {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         let caller = self.caller(&context.request_context().extensions)?;
-        let (mut changes, mut found, mut absent) = (SelectAll::new(), false, None);
+        let mut changes = SelectAll::new();
         for uri in context.accepted().resource_subscriptions.iter().flatten() {
             // The client was told before this that it listens, and may have read since: it is told how things stand.
             match self.changes(&caller, uri, true).await {
-                Ok(of_one) => {
-                    found = true;
-                    changes.push(of_one);
-                }
-                // Removed, perhaps while the client was away: it is told so, and hears of the others.
+                Ok(of_one) => changes.push(of_one),
+                // What is accepted was there (`listen.rs`): it was removed since.
                 Err(problem) if problem.code() == "not_found" => {
                     let removed = updated(uri, Change::Removed);
                     changes.push(futures_util::stream::iter([removed]).boxed());
-                    absent = Some(problem);
                 }
                 Err(problem) => return Err(error(&problem)),
             }
-        }
-        if let Some(problem) = absent.filter(|_| !found) {
-            return Err(error(&problem));
         }
         loop {
             let notification = tokio::select! {
@@ -301,7 +330,8 @@ impl ServerHandler for Mcp {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let caller = self.caller(&context.extensions)?;
-        let mut changes = self.changes(&caller, &request.uri, false).await.map_err(|problem| error(&problem))?;
+        let changes = self.changes(&caller, &request.uri, false).await;
+        let mut changes = changes.map_err(|problem| error(&problem.with("uri", request.uri.as_str())))?;
         let peer = context.peer;
         let forwarder = tokio::spawn(async move {
             while let Some(notification) = changes.next().await {
@@ -371,7 +401,8 @@ where
 {
     let caller = Caller::local(app.client().map_err(|problem| problem.to_json().to_string())?);
     let stopping = app.stopping().clone();
-    let served = match Mcp::new(app, Some(caller)).serve_with_ct((input, output), stopping).await {
+    let lines = listen::Lines { mcp: Mcp::new(app, Some(caller.clone())), caller };
+    let served = match lines.serve_with_ct((input, output), stopping).await {
         Ok(served) => served,
         // A client that leaves before it has said anything.
         Err(

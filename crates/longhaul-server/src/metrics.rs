@@ -1,5 +1,6 @@
 //! What is counted, for Prometheus.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
@@ -17,6 +18,8 @@ use crate::problem::Problem;
 /// The server's own numbers. Those of queues and workers are read from the store when they are asked for.
 pub struct Metrics {
     registry: Registry,
+    /// What others in this process count.
+    others: Mutex<Vec<Registry>>,
     requests: Family<Answered, Counter>,
     durations: Family<Route, Histogram, fn() -> Histogram>,
     submitted: Counter,
@@ -67,6 +70,7 @@ impl Metrics {
             ws: Gauge::default(),
             connections: Gauge::default(),
             registry: Registry::default(),
+            others: Mutex::default(),
         };
         registry.register("http_requests", "Requests answered", metrics.requests.clone());
         let seconds = Unit::Seconds;
@@ -118,6 +122,13 @@ impl Metrics {
         Reader::new(&self.connections)
     }
 
+    /// Shows what `fill` registers too, from now on. Its names begin with `longhaul_`.
+    pub fn show_too(&self, fill: impl FnOnce(&mut Registry)) {
+        let mut registry = Registry::with_prefix("longhaul");
+        fill(&mut registry);
+        self.others.lock().unwrap_or_else(PoisonError::into_inner).push(registry);
+    }
+
     /// Everything, with what the store says now.
     pub(crate) async fn text(&self, client: &Client) -> Result<String, Problem> {
         let broken = |_| Problem::new("internal", "the numbers cannot be written");
@@ -129,18 +140,28 @@ impl Metrics {
         let mut rest = String::new();
         text::encode(&mut rest, &stored).map_err(broken)?;
         // Each ends with a mark; there is one at the end of all.
-        let mut all = own.trim_end().strip_suffix("# EOF").unwrap_or(&own).to_owned();
+        let mut all = without_mark(&own).to_owned();
+        for registry in &*self.others.lock().unwrap_or_else(PoisonError::into_inner) {
+            let mut theirs = String::new();
+            text::encode(&mut theirs, registry).map_err(broken)?;
+            all.push_str(without_mark(&theirs));
+        }
         all.push_str(&rest);
         Ok(all)
     }
 }
 
-/// What the store says of queues, workers and the outbox.
+fn without_mark(text: &str) -> &str {
+    text.trim_end().strip_suffix("# EOF").unwrap_or(text)
+}
+
+/// What the store says of queues, workers, subscribers and the outbox.
 #[derive(Debug)]
 struct Stored {
     queues: Vec<longhaul::store::QueueInfo>,
     workers: Vec<longhaul::store::WorkerInfo>,
     outbox: longhaul::OutboxStats,
+    subscribers: Vec<longhaul::store::SubscriberInfo>,
     now: i64,
 }
 
@@ -151,6 +172,7 @@ impl Stored {
             queues: client.queues().await?,
             workers: client.workers().await?,
             outbox: client.outbox_stats().await?,
+            subscribers: client.subscribers().await?,
             now,
         })
     }
@@ -174,6 +196,28 @@ impl Collector for Stored {
             for queue in &self.queues {
                 let labels = [("queue", queue.name.as_str())];
                 ConstGauge::new(number(self, queue)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        type Behind = fn(&Stored, &longhaul::store::SubscriberInfo) -> f64;
+        let numbers: [(&str, &str, Behind); 3] = [
+            (
+                "subscriber_rows_behind",
+                "Rows of the log that it has not passed, at most 100,000",
+                |_, subscriber| subscriber.rows_behind as f64,
+            ),
+            ("subscriber_oldest_age_seconds", "Age of the oldest of them", |stored, subscriber| {
+                subscriber.oldest.map_or(0.0, |at| (stored.now - at.as_microsecond()).max(0) as f64 / 1e6)
+            }),
+            ("subscriber_held", "Whether some process runs it", |_, subscriber| {
+                f64::from(u8::from(subscriber.held_by.is_some()))
+            }),
+        ];
+        for (name, help, number) in numbers {
+            let mut family =
+                encoder.encode_descriptor(name, help, None, prometheus_client::metrics::MetricType::Gauge)?;
+            for subscriber in &self.subscribers {
+                let labels = [("subscriber", subscriber.name.as_str())];
+                ConstGauge::new(number(self, subscriber)).encode(family.encode_family(&labels)?)?;
             }
         }
         let oldest_due =

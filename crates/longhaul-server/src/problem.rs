@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use longhaul::request::BadRequest;
 use longhaul::store::{ControlRefused, StoreError, SubmitRefused};
 use longhaul::task::Invalid;
 use serde::Serialize;
@@ -17,9 +18,11 @@ pub const CODES: &[(&str, StatusCode, &str)] = &[
     ("unauthorized", StatusCode::UNAUTHORIZED, "A valid token is needed"),
     ("forbidden", StatusCode::FORBIDDEN, "The token's role does not allow this"),
     ("host_not_allowed", StatusCode::FORBIDDEN, "This name of the server is not known to it"),
+    ("origin_not_allowed", StatusCode::FORBIDDEN, "Pages of this origin may not do this"),
     ("not_found", StatusCode::NOT_FOUND, "There is no such thing"),
     ("unknown_handler", StatusCode::NOT_FOUND, "No worker has registered this handler"),
     ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED, "This path has other methods"),
+    ("not_acceptable", StatusCode::NOT_ACCEPTABLE, "The client does not take what would be answered"),
     ("request_timeout", StatusCode::REQUEST_TIMEOUT, "The request did not arrive in time"),
     ("wrong_state", StatusCode::CONFLICT, "The task's state does not allow this"),
     ("version_conflict", StatusCode::PRECONDITION_FAILED, "It was changed meanwhile"),
@@ -34,6 +37,7 @@ pub const CODES: &[(&str, StatusCode, &str)] = &[
     ("store_unavailable", StatusCode::SERVICE_UNAVAILABLE, "The store does not answer"),
     ("artifacts_unavailable", StatusCode::SERVICE_UNAVAILABLE, "The storage of artifacts does not answer"),
     ("outbox_full", StatusCode::SERVICE_UNAVAILABLE, "Too many deliveries are waiting"),
+    ("subscriber_behind", StatusCode::SERVICE_UNAVAILABLE, "A subscriber of events is too far behind"),
     ("overloaded", StatusCode::SERVICE_UNAVAILABLE, "The server has as much to do as it takes on"),
     ("starting", StatusCode::SERVICE_UNAVAILABLE, "The server is starting"),
     ("draining", StatusCode::SERVICE_UNAVAILABLE, "The server is stopping"),
@@ -125,6 +129,16 @@ impl Problem {
         serde_json::to_value(body).unwrap_or_else(|_| json!({"code": self.code}))
     }
 
+    /// Its sentence.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Its title.
+    pub fn title(&self) -> &'static str {
+        self.title
+    }
+
     /// Its status.
     pub fn status(&self) -> StatusCode {
         self.status
@@ -146,6 +160,8 @@ impl IntoResponse for Problem {
             tracing::warn!(code = self.code, detail = %self.detail, "answered with an error");
         }
         let mut response = (self.status, self.to_json().to_string()).into_response();
+        // For those who answer people instead of programs.
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(after) = self.retry_after {
@@ -171,6 +187,16 @@ impl From<StoreError> for Problem {
                 tracing::error!(error = %other, "the store failed");
                 Self::new("internal", "the store failed; the server's log says how")
             }
+        }
+    }
+}
+
+impl From<BadRequest> for Problem {
+    fn from(bad: BadRequest) -> Self {
+        match bad {
+            BadRequest::Json(why) => Self::new("invalid_json", why),
+            BadRequest::Shape(why) => Self::new("invalid_field", why),
+            BadRequest::Field { field, why } => Self::field(&field, why),
         }
     }
 }
@@ -201,6 +227,9 @@ impl From<SubmitRefused> for Problem {
             SubmitRefused::OutboxFull { retry_after, .. } => {
                 Self::new("outbox_full", detail).retry_after(retry_after)
             }
+            SubmitRefused::SubscriberBehind { retry_after, subscriber, .. } => {
+                Self::new("subscriber_behind", detail).with("subscriber", subscriber).retry_after(retry_after)
+            }
             SubmitRefused::ParentEnded { .. } => Self::new("wrong_state", detail),
             SubmitRefused::Invalid(invalid) => invalid.into(),
         }
@@ -215,6 +244,7 @@ impl From<ControlRefused> for Problem {
             ControlRefused::VersionConflict { current } => {
                 Self::new("version_conflict", refused.to_string()).with("version", current)
             }
+            ControlRefused::LockLost { .. } => Self::new("wrong_state", refused.to_string()),
             ControlRefused::Invalid(invalid) => invalid.into(),
         }
     }

@@ -37,7 +37,7 @@ pub(crate) fn router() -> OpenApiRouter<App> {
 }
 
 /// An answer of JSON.
-fn json_answer(status: StatusCode, body: &impl Serialize) -> Response {
+pub(crate) fn json_answer(status: StatusCode, body: &impl Serialize) -> Response {
     match serde_json::to_vec(body) {
         Ok(bytes) => {
             let mut response = (status, bytes).into_response();

@@ -64,6 +64,19 @@ pub(crate) struct Task {
     /// The fence of its newest run.
     #[schema(minimum = 0)]
     fence: i64,
+    /// Where its result goes, by the bus.
+    #[schema(nullable = false)]
+    reply: Option<Reply>,
+}
+
+/// Where a task's result goes.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Reply {
+    /// The destination, as the broker calls it.
+    to: String,
+    /// What the receiver knows the request by.
+    #[schema(nullable = false)]
+    correlation_id: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]

@@ -9,7 +9,8 @@ use longhaul::Client;
 use longhaul_agent::Artifacts;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::{Rates, StreamKey, TokenCache};
+use crate::auth::{Rates, SigningKey, TokenCache};
+use crate::dashboard::Pulses;
 use crate::mcp::Watchers;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
@@ -81,7 +82,11 @@ struct Inner {
     stopping: CancellationToken,
     tokens: TokenCache,
     rates: Rates,
-    stream_key: StreamKey,
+    /// Signs the tokens of streams.
+    stream_key: SigningKey,
+    /// Signs the sessions of the dashboard.
+    session_key: SigningKey,
+    pulses: Pulses,
     watchers: Watchers,
     metrics: Metrics,
 }
@@ -97,7 +102,9 @@ impl App {
             stopping: CancellationToken::new(),
             tokens: TokenCache::default(),
             rates,
-            stream_key: StreamKey::default(),
+            stream_key: SigningKey::new("stream_key"),
+            session_key: SigningKey::new("session_key"),
+            pulses: Pulses::default(),
             watchers: Watchers::default(),
             metrics: Metrics::new(),
         }))
@@ -157,8 +164,16 @@ impl App {
         &self.0.rates
     }
 
-    pub(crate) fn stream_key(&self) -> &StreamKey {
+    pub(crate) fn stream_key(&self) -> &SigningKey {
         &self.0.stream_key
+    }
+
+    pub(crate) fn session_key(&self) -> &SigningKey {
+        &self.0.session_key
+    }
+
+    pub(crate) fn pulses(&self) -> &Pulses {
+        &self.0.pulses
     }
 
     pub(crate) fn watchers(&self) -> &Watchers {

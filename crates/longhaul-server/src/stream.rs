@@ -22,7 +22,7 @@ use crate::state::App;
 
 mod all;
 mod progress;
-mod sse;
+pub(crate) mod sse;
 mod ws;
 
 pub(crate) fn router() -> OpenApiRouter<App> {
@@ -33,7 +33,7 @@ pub(crate) fn router() -> OpenApiRouter<App> {
 const CHUNK_BYTES: usize = 32 * 1024;
 
 /// Where the frames of a stream come from.
-trait Source: Send + 'static {
+pub(crate) trait Source: Send + 'static {
     /// Appends the next frames, waiting for them if there are none yet; `false` when there is nothing more.
     /// Dropping the future loses nothing.
     fn next(&mut self, frames: &mut String) -> impl Future<Output = Result<bool, Problem>> + Send;
@@ -46,7 +46,7 @@ fn write_frame(frames: &mut String, id: &str, data: &str) {
 }
 
 /// One frame that is not an event: it has no number, so who comes back does not ask for it.
-fn write_live_frame(frames: &mut String, data: &str) {
+pub(crate) fn write_live_frame(frames: &mut String, data: &str) {
     frames.extend(["data: ", data, "\n\n"]);
 }
 
@@ -57,7 +57,7 @@ fn live_frame(told: &LiveText, last: u64) -> Value {
 }
 
 /// An answer that goes on until its source ends, its reader leaves, or the server stops.
-fn answer(app: &App, source: impl Source) -> Response {
+pub(crate) fn answer(app: &App, source: impl Source) -> Response {
     let reader = app.metrics().sse_reader();
     let frames = frames(source, app.settings().heartbeat, app.stopping().clone(), reader);
     let mut response = Body::from_stream(frames).into_response();
@@ -111,7 +111,7 @@ fn frames(
 }
 
 /// The number that a reader has seen: the header of a reconnecting EventSource, or `?after=`.
-fn resume_from(headers: &HeaderMap, after: Option<u64>) -> Result<u64, Problem> {
+pub(crate) fn resume_from(headers: &HeaderMap, after: Option<u64>) -> Result<u64, Problem> {
     let Some(value) = headers.get("last-event-id") else { return Ok(after.unwrap_or(0)) };
     let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
     number.ok_or_else(|| Problem::parameter("Last-Event-ID", "must be the number of an event of this task"))

@@ -17,6 +17,8 @@ on_every_store!(
     what_is_under_way_ends_with_its_token,
     a_tenant_that_asks_too_much_is_told_to_wait,
     a_server_without_tokens_answers_to_its_own_names_only,
+    pages_of_other_origins_change_nothing_and_read_nothing_without_a_token,
+    a_token_is_enough_behind_a_proxy_that_changes_the_host,
 );
 
 async fn guarded(store: &Store) -> Server {
@@ -268,4 +270,72 @@ async fn a_server_without_tokens_answers_to_its_own_names_only(store: Store) {
             assert!(answer.status == 403 || answer.status == 400, "{host}: {}", answer.status);
         }
     }
+}
+
+async fn pages_of_other_origins_change_nothing_and_read_nothing_without_a_token(store: Store) {
+    let settings = ServerSettings { cors_origins: vec!["https://app.example".into()], ..Default::default() };
+    let server = Server::start(store.open().await, settings).await;
+    let own = format!("http://{}", server.address);
+    let pages = [
+        ("origin", "http://evil.example", false),
+        ("origin", "null", false),
+        ("origin", "", false),
+        ("origin", "http://app.example", false),
+        ("origin", "https://app.example.evil.example", false),
+        ("sec-fetch-site", "cross-site", false),
+        ("origin", "https://app.example", true),
+        ("origin", own.as_str(), true),
+        ("sec-fetch-site", "none", true),
+        ("user-agent", "curl", true),
+    ];
+    let mut changing = 0;
+    for (method, path) in routes(&server).await {
+        if method == Method::GET {
+            continue;
+        }
+        changing += 1;
+        let path = path.replace(['{', '}'], "");
+        for (header, value, allowed) in pages {
+            // Without a body: a page needs no leave of the browser for that.
+            let answer = Answer::of(server.request(method.clone(), &path).header(header, value)).await;
+            match allowed {
+                true => assert_ne!(answer.status, 403, "{method} {path} {header}: {value}: {}", answer.body),
+                false => answer.is_problem(403, "origin_not_allowed"),
+            }
+        }
+        // Under a name that is not the server's, a page of that name is refused for it.
+        let rebound = server.request(method, &path).header("host", "evil.example:7171");
+        Answer::of(rebound.header("origin", "http://evil.example:7171")).await.is_problem(403, "host_not_allowed");
+    }
+    assert!(changing > 25, "{changing}");
+    let paused = server.request(Method::POST, "/v1/queues/default/pause");
+    Answer::of(paused.header("origin", "http://evil.example")).await.is_problem(403, "origin_not_allowed");
+    let queues = server.get("/v1/queues").await.body;
+    assert!(!queues.to_string().contains("\"paused\":true"), "{queues}");
+    for (origin, told) in [("http://evil.example", ""), ("https://app.example", "https://app.example")] {
+        for path in ["/v1/queues", "/v1/tasks", "/metrics", "/openapi.json"] {
+            let read = Answer::of(server.request(Method::GET, path).header("origin", origin)).await;
+            assert_eq!(
+                read.header("access-control-allow-origin"),
+                told,
+                "a browser gives it to no other page: {path}"
+            );
+        }
+        let leave = server.request(Method::OPTIONS, "/v1/tasks").header("access-control-request-method", "POST");
+        let leave = Answer::of(leave.header("origin", origin)).await;
+        assert_eq!(leave.header("access-control-allow-origin"), told);
+    }
+}
+
+async fn a_token_is_enough_behind_a_proxy_that_changes_the_host(store: Store) {
+    let mut server = guarded(&store).await;
+    server.token = Some(token(&server, "default", Role::Admin).await);
+    for host in ["upstream.internal:8080", "127.0.0.1"] {
+        let pause = server.request(Method::POST, "/v1/queues/default/pause").header("host", host);
+        let answer = Answer::of(pause.header("origin", "https://agents.example")).await;
+        assert_eq!(answer.status, 200, "{host}: {}", answer.body);
+    }
+    server.token = None;
+    let without = server.request(Method::POST, "/v1/queues/default/pause");
+    Answer::of(without.header("origin", "http://evil.example")).await.is_problem(401, "unauthorized");
 }

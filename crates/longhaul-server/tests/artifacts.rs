@@ -16,6 +16,7 @@ on_every_store!(
     what_is_no_text_is_for_saving_only,
     only_what_stands_in_the_tasks_state_is_given,
     an_artifact_of_another_tenant_is_not_there,
+    an_artifact_is_read_on_the_dashboard_a_page_at_a_time,
 );
 
 async fn serving(store: &Store, guarded: bool) -> (Server, Artifacts) {
@@ -136,4 +137,27 @@ async fn an_artifact_of_another_tenant_is_not_there(store: Store) {
     // The same bytes of theirs are theirs.
     artifacts.put("b", Bytes::from_static(b"ours alone")).await.expect("stored");
     server.get(&path).await.is_problem(404, "not_found");
+}
+
+async fn an_artifact_is_read_on_the_dashboard_a_page_at_a_time(store: Store) {
+    let (server, artifacts) = serving(&store, false).await;
+    let text: String = (1..=20_000).map(|n| format!("<b>line {n}</b>\n")).collect();
+    let (task, id) = stored(&server, &artifacts, text.clone()).await;
+    let page = async |path: String| {
+        let answer = Answer::of(server.request(Method::GET, &path).header("accept", "text/html")).await;
+        assert_eq!(answer.status, 200, "{path}");
+        answer.body.as_str().expect("a page").to_owned()
+    };
+    assert!(page(format!("/tasks/{task}")).await.contains(&format!("/tasks/{task}/artifacts/{id}")));
+    let (mut path, mut lines) = (format!("/tasks/{task}/artifacts/{id}"), 0);
+    loop {
+        let shown = page(path.clone()).await;
+        assert!(!shown.contains("<b>line"), "what a tool put out is text");
+        lines += shown.matches("/b&#62;\n").count();
+        let Some((before, _)) = shown.split_once("\" data-sheet>More") else { break };
+        path = before.rsplit_once("href=\"").expect("a link").1.to_owned();
+    }
+    assert!((19_990..=20_000).contains(&lines), "{lines} lines: only those at the edge of a page may be cut");
+    let raw = server.get(&format!("/tasks/{task}/artifacts/{id}/raw")).await;
+    assert_eq!((raw.body.as_str(), raw.header("x-content-type-options")), (Some(text.as_str()), "nosniff"));
 }

@@ -13,6 +13,10 @@ use longhaul_server::{Rate, ServerSettings};
 use mcp_wire::{LEGACY, MODERN, Messages, Wire};
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
+
+/// A method or a tool, and what it is asked about a task of this id.
+type AboutTask = (&'static str, fn(&str) -> Value);
 
 on_every_store!(
     a_task_is_submitted_waited_for_and_found_again,
@@ -22,6 +26,7 @@ on_every_store!(
     every_change_is_told_to_who_watches_whatever_the_revision,
     a_task_that_has_ended_can_still_be_watched,
     another_tenants_resources_are_not_found,
+    what_is_not_there_is_not_acknowledged_on_lines_either,
     a_role_goes_as_far_as_its_name_says,
     resources_are_listed_page_by_page,
     artifacts_are_read_whole_or_in_pieces,
@@ -220,6 +225,8 @@ async fn a_state_is_read_and_changed_by_its_version(store: Store) {
         assert_eq!(wire.read(&uri).await["agent_state"]["known_facts"], json!([]), "nothing was changed");
         let wrong = json!({"task_id": task, "version": 2, "patch": {"set_gaol": "x"}});
         assert_eq!(wire.refused("patch_state", wrong).await["code"], "invalid_field");
+        let list = json!({"task_id": task, "version": 2, "patch": ["a goal, if fields had an order"]});
+        assert_eq!(wire.refused("patch_state", list).await["code"], "invalid_field");
         let without = wire.refused("patch_state", json!({"task_id": task, "patch": {}})).await;
         assert!(without["detail"].as_str().expect("a sentence").contains("version"), "{without}");
         let other_agent = format!("state://agents/echo/tasks/{task}");
@@ -296,14 +303,11 @@ async fn a_task_that_has_ended_can_still_be_watched(store: Store) {
     assert_eq!(messages.change().await, (uri.clone(), None));
     assert!(wire.ask("resources/read", json!({"uri": uri})).await["error"].is_object());
 
-    // Who listens to it and to another one is told that it is gone, and hears of the other one.
+    // Who listens to it and to another one hears of the other one.
     let (other, other_uri) = shared(&wire).await;
-    let mut messages = wire.watch(&[&uri, &other_uri]).await;
-    let mut told = [messages.change().await, messages.change().await];
-    told.sort();
-    let mut expected = [(uri, None), (other_uri.clone(), Some(1))];
-    expected.sort();
-    assert_eq!(told, expected);
+    let mut messages = wire.listen(&[&uri, &other_uri]).await;
+    assert_eq!(messages.acknowledged().await, [other_uri.as_str()]);
+    assert_eq!(messages.change().await, (other_uri.clone(), Some(1)));
     wire.tool("patch_state", json!({"task_id": other, "version": 1, "patch": fact("more")})).await;
     assert_eq!(messages.change().await, (other_uri, Some(2)));
 }
@@ -314,39 +318,93 @@ async fn another_tenants_resources_are_not_found(store: Store) {
     let (ours, theirs) = (token(&server, "a", Role::Admin).await, token(&server, "b", Role::Admin).await);
     let own = Wire::modern(&server).with_token(&ours);
     let (task, uri) = shared(&own).await;
-    let never = format!("state://agents/state/tasks/{}", longhaul::TaskId::new());
-    for wire in [Wire::modern(&server).with_token(&theirs), Wire::legacy(&server, Some(&theirs)).await] {
-        let strip = |answer: Value, uri: &str| answer.to_string().replace(&uri[uri.len() - 36..], "ID");
-        for method in ["resources/read", "resources/subscribe"] {
-            if method == "resources/subscribe" && wire.revision == MODERN {
-                continue;
+    let never = longhaul::TaskId::new().to_string();
+    let uri_of = |task: &str| format!("state://agents/state/tasks/{task}");
+    let able = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {"form": {}}});
+    let modern = Wire::modern(&server).with_token(&theirs).able(able);
+    for wire in [modern, Wire::legacy(&server, Some(&theirs)).await] {
+        // What is said of theirs is to the letter what is said of one that never was.
+        let strip = |answer: &Value, task: &str| {
+            let mut answer = answer.clone();
+            answer["id"] = Value::Null;
+            answer.to_string().replace(task, "ID")
+        };
+        let code = if wire.revision == MODERN { -32602 } else { -32002 };
+        let mut requests: Vec<AboutTask> = vec![
+            ("resources/read", |task| json!({"uri": format!("state://agents/state/tasks/{task}")})),
+            ("resources/read", |task| json!({"uri": format!("artifact://tasks/{task}/sha256-00")})),
+        ];
+        if wire.revision == LEGACY {
+            requests.push((
+                "resources/subscribe",
+                |task| json!({"uri": format!("state://agents/state/tasks/{task}")}),
+            ));
+        } else {
+            for method in ["tasks/get", "tasks/cancel"] {
+                requests.push((method, |task| json!({"taskId": format!("wait-{task}")})));
             }
-            let foreign = wire.ask(method, json!({"uri": uri})).await["error"].clone();
-            let absent = wire.ask(method, json!({"uri": never})).await["error"].clone();
-            assert!(foreign.is_object(), "{method}");
-            assert_eq!(strip(foreign, &uri), strip(absent, &never), "theirs is as one that never was: {method}");
+            requests.push((
+                "tasks/update",
+                |task| json!({"taskId": format!("wait-{task}"), "inputResponses": {"x": {"action": "accept"}}}),
+            ));
         }
-        if wire.revision == MODERN {
-            let listened =
-                wire.ask("subscriptions/listen", json!({"notifications": {"resourceSubscriptions": [uri]}})).await;
-            assert_eq!(listened["error"]["code"], -32602, "{listened}");
+        for (method, params) in requests {
+            let foreign = wire.ask(method, params(&task)).await;
+            assert_eq!(
+                (&foreign["error"]["code"], &foreign["error"]["data"]["code"]),
+                (&json!(code), &json!("not_found")),
+                "{method}: {foreign}"
+            );
+            assert_eq!(strip(&foreign, &task), strip(&wire.ask(method, params(&never)).await, &never), "{method}");
         }
-        let calls = [
-            ("get_task", json!({"task_id": task})),
-            ("wait_task", json!({"task_id": task})),
-            ("get_state", json!({"task_id": task})),
-            ("patch_state", json!({"task_id": task, "version": 1, "patch": {}})),
-            ("answer", json!({"task_id": task, "answer": "x"})),
-            ("approve", json!({"task_id": task})),
-            ("deny", json!({"task_id": task})),
-            ("cancel_task", json!({"task_id": task})),
-            ("read_artifact", json!({"task_id": task, "artifact_id": "x"})),
+        let read = strip(&wire.ask("resources/read", json!({"uri": uri})).await, &task);
+        if wire.revision == LEGACY {
+            assert_eq!(strip(&wire.ask("resources/subscribe", json!({"uri": uri})).await, &task), read);
+        } else {
+            // Refused before anything is acknowledged, as a read is.
+            for (task, uris) in [
+                (&task, vec![uri.clone()]),
+                (&never, vec![uri_of(&never)]),
+                (&task, vec![uri.clone(), uri_of(&never), uri.clone(), "file:///etc/passwd".to_owned()]),
+            ] {
+                let uris: Vec<&str> = uris.iter().map(String::as_str).collect();
+                let mut messages = wire.listen(&uris).await;
+                let first = messages.next().await.expect("an answer");
+                assert_eq!(strip(&first, task), read, "{uris:?}");
+                assert_eq!(messages.next().await, None, "that is all");
+            }
+            // Beside one of their own, theirs is acknowledged and nothing else.
+            let (_, mine) = shared(&wire).await;
+            let asked = [uri.as_str(), &mine, &uri_of(&never), &mine, "file:///etc/passwd"];
+            let mut messages = wire.listen(&asked).await;
+            assert_eq!(messages.acknowledged().await, [mine.as_str()]);
+            assert_eq!(messages.change().await, (mine, Some(1)));
+        }
+        let completion = json!({
+            "ref": {"type": "ref/resource", "uri": "state://agents/{agent_id}/tasks/{task_id}"},
+            "argument": {"name": "task_id", "value": &task[..8]},
+        });
+        assert_eq!(wire.ask("completion/complete", completion).await["error"]["code"], -32601);
+        let calls: [AboutTask; 9] = [
+            ("get_task", |task| json!({"task_id": task})),
+            ("wait_task", |task| json!({"task_id": task})),
+            ("get_state", |task| json!({"task_id": task})),
+            ("patch_state", |task| json!({"task_id": task, "version": 1, "patch": {}})),
+            ("answer", |task| json!({"task_id": task, "answer": "x"})),
+            ("approve", |task| json!({"task_id": task})),
+            ("deny", |task| json!({"task_id": task})),
+            ("cancel_task", |task| json!({"task_id": task})),
+            ("read_artifact", |task| json!({"task_id": task, "artifact_id": "x"})),
         ];
         for (name, arguments) in calls {
-            assert_eq!(wire.refused(name, arguments).await["code"], "not_found", "{name}");
+            let foreign = wire.refused(name, arguments(&task)).await;
+            assert_eq!(foreign["code"], "not_found", "{name}");
+            let absent = wire.refused(name, arguments(&never)).await;
+            assert_eq!(strip(&foreign, &task), strip(&absent, &never), "{name}");
         }
-        assert_eq!(wire.tool("list_tasks", json!({})).await["tasks"], json!([]));
-        assert_eq!(wire.result("resources/list", json!({})).await["resources"], json!([]));
+        for listed in [wire.tool("list_tasks", json!({})).await, wire.result("resources/list", json!({})).await] {
+            assert!(!listed.to_string().contains(&task), "{listed}");
+        }
     }
     // A session is of who began it.
     let session = Wire::legacy(&server, Some(&ours)).await;
@@ -355,6 +413,38 @@ async fn another_tenants_resources_are_not_found(store: Store) {
     assert_eq!(stolen.post("tools/list", json!({})).await.status(), 404);
     assert_eq!(session.post("tools/list", json!({})).await.status(), 200);
     assert_eq!(own.read(&uri).await["version"], 1);
+}
+
+async fn what_is_not_there_is_not_acknowledged_on_lines_either(store: Store) {
+    let server = open(&store).await;
+    let _worker = server.worker().await;
+    let (_, uri) = shared(&Wire::modern(&server)).await;
+    let never = format!("state://agents/state/tasks/{}", longhaul::TaskId::new());
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let (input, output) = tokio::io::split(theirs);
+    let served = tokio::spawn(longhaul_server::mcp::serve_lines(server.app.clone(), input, output));
+    let (read, mut write) = tokio::io::split(ours);
+    let mut lines = tokio::io::BufReader::new(read).lines();
+    for (id, uris, there) in [(1, vec![&never], false), (2, vec![&never, &uri], true)] {
+        let meta = json!({
+            "io.modelcontextprotocol/protocolVersion": MODERN,
+            "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        });
+        let listen = json!({"jsonrpc": "2.0", "id": id, "method": "subscriptions/listen", "params": {
+            "notifications": {"resourceSubscriptions": uris}, "_meta": meta}});
+        write.write_all(format!("{listen}\n").as_bytes()).await.expect("written");
+        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("in time").expect("read");
+        let first: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
+        if there {
+            let told = &first["params"]["notifications"]["resourceSubscriptions"];
+            assert_eq!(told, &json!([uri]), "{first}");
+        } else {
+            assert_eq!((&first["id"], &first["error"]["code"]), (&json!(id), &json!(-32602)), "{first}");
+            assert_eq!(first["error"]["data"]["uri"], never, "{first}");
+        }
+    }
+    served.abort();
 }
 
 async fn a_role_goes_as_far_as_its_name_says(store: Store) {
@@ -615,6 +705,82 @@ async fn pages_of_other_origins_and_other_names_are_refused() {
             }
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rubbish_is_refused_in_a_form_that_programs_read() {
+    let store = Store::sqlite();
+    let server = open(&store).await;
+    let post = |body: &str| server.request(Method::POST, "/mcp").body(body.to_owned());
+    let takes = "application/json, text/event-stream";
+    let message = r#"{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}"#;
+    let json = "application/json";
+    // What is wrong with the head of a request is a problem.
+    for (request, status, code) in [
+        (
+            post(message).header("accept", takes).header("content-type", "text/plain"),
+            415,
+            "unsupported_media_type",
+        ),
+        (post(message).header("accept", takes), 415, "unsupported_media_type"),
+        (post(message).header("accept", takes).header("content-type", "x/y+json"), 415, "unsupported_media_type"),
+        (post("").header("accept", takes), 415, "unsupported_media_type"),
+        (post(message).header("accept", "text/html").header("content-type", json), 406, "not_acceptable"),
+        (post(message).header("accept", takes).header("content-type", json), 400, "invalid_parameter"),
+        (server.request(Method::GET, "/mcp"), 406, "not_acceptable"),
+        (server.request(Method::GET, "/mcp").header("accept", takes), 400, "invalid_parameter"),
+        (
+            server.request(Method::GET, "/mcp").header("accept", takes).header("mcp-protocol-version", MODERN),
+            405,
+            "method_not_allowed",
+        ),
+        (server.request(Method::DELETE, "/mcp"), 400, "invalid_parameter"),
+        (server.request(Method::PUT, "/mcp"), 405, "method_not_allowed"),
+        (server.request(Method::DELETE, "/mcp").header("mcp-session-id", "a.b"), 404, "not_found"),
+    ] {
+        Answer::of(request).await.is_problem(status, code);
+    }
+    // What is no message, or not one that can be read, is an error of JSON-RPC.
+    for (body, code, id) in [
+        ("", -32700, Value::Null),
+        ("{", -32700, Value::Null),
+        ("rubbish", -32700, Value::Null),
+        ("[]", -32600, Value::Null),
+        ("3", -32600, Value::Null),
+        (r#"{"jsonrpc": "1.0", "id": 7, "method": "tools/list"}"#, -32600, json!(7)),
+        (r#"{"jsonrpc": "2.0", "id": "x", "methud": "tools/list"}"#, -32600, json!("x")),
+        (r#"[{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}]"#, -32600, Value::Null),
+    ] {
+        for revision in [MODERN, LEGACY] {
+            let request = post(body).header("accept", takes).header("content-type", json);
+            let answer = Answer::of(request.header("mcp-protocol-version", revision)).await;
+            assert_eq!((answer.status.as_u16(), answer.header("content-type")), (400, json), "{body}");
+            let error = (&answer.body["jsonrpc"], &answer.body["id"], &answer.body["error"]["code"]);
+            assert_eq!(error, (&json!("2.0"), &id, &json!(code)), "{body}: {}", answer.body);
+            assert!(answer.body["error"]["message"].is_string(), "{body}");
+        }
+    }
+    let request = r#"{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 5}}"#;
+    let answer = Answer::of(post(request).header("accept", takes).header("content-type", json)).await;
+    assert_eq!((answer.status.as_u16(), &answer.body["error"]["code"]), (400, &json!(-32602)), "{}", answer.body);
+    // A method that there is, with params that cannot be read, is not one that there is not.
+    for wire in [Wire::modern(&server), Wire::legacy(&server, None).await] {
+        for (method, params) in [
+            ("tools/call", json!({"name": "get_task", "arguments": []})),
+            ("tools/call", json!({"name": "get_task", "arguments": "x"})),
+            ("tools/call", json!({})),
+            ("resources/read", json!({"uri": 5})),
+        ] {
+            let answer = wire.ask(method, params.clone()).await;
+            assert_eq!(answer["error"]["code"], -32602, "{method} {params}: {answer}");
+            assert!(answer["error"]["message"].as_str().expect("words").contains("cannot be read"), "{answer}");
+        }
+        let answer = wire.ask("tools/cull", json!({})).await;
+        assert_eq!(answer["error"]["code"], -32601, "{answer}");
+        assert!(answer["error"]["message"].as_str().expect("words").contains("tools/cull"), "{answer}");
+    }
+    let listen = Wire::modern(&server).ask("subscriptions/listen", json!({"notifications": 5})).await;
+    assert_eq!(listen["error"]["code"], -32602, "{listen}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

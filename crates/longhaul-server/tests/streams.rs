@@ -24,6 +24,7 @@ on_every_store!(
     readers_of_a_server_that_restarts_miss_nothing,
     a_reader_that_comes_while_the_server_starts_waits_for_it,
     a_reader_that_leaves_is_forgotten_at_once,
+    how_far_a_subscriber_is_behind_is_shown_also_when_nobody_runs_it,
     a_reader_that_does_not_read_is_cut_off_and_can_resume,
 );
 
@@ -351,6 +352,23 @@ async fn readers(server: &Server) -> String {
     let answer = server.get("/metrics").await;
     let text = answer.body.as_str().expect("text").to_owned();
     text.lines().find(|line| line.starts_with("longhaul_sse_clients ")).expect("the gauge").to_owned()
+}
+
+async fn how_far_a_subscriber_is_behind_is_shown_also_when_nobody_runs_it(store: Store) {
+    let server = serving(&store).await;
+    server.client.announce(&["steps"]).await.expect("announced");
+    let subscriber = server.client.subscriber("late").start_batches(async |_| Ok(())).await.expect("it starts");
+    subscriber.stop().await;
+    server.submit(json!({"handler": "steps", "input": 1})).await;
+    let answer = server.get("/metrics").await;
+    let text = answer.body.as_str().expect("text");
+    let value = |name: &str| {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(&format!("longhaul_{name}{{subscriber=\"late\"}} ")));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse::<f64>().expect("a number")
+    };
+    assert!(value("subscriber_rows_behind") >= 1.0 && value("subscriber_oldest_age_seconds") >= 0.0);
+    assert_eq!(value("subscriber_held"), 0.0);
 }
 
 async fn until_no_readers(server: &Server) {

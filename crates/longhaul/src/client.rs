@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::engine::Engine;
 use crate::feed::{AllEvents, Cursor, Events};
 use crate::live::Live;
+use crate::outbox::ReplyRule;
 use crate::record::Decision;
 use crate::run::journal::prefix;
 use crate::schedule::Schedule;
@@ -22,6 +23,7 @@ use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, Task, TaskId};
 
 mod access;
 mod history;
+mod locks;
 mod overview;
 mod reasons;
 pub(crate) mod undo;
@@ -116,7 +118,7 @@ impl Client {
     /// Submits a task. When this returns, the task is on disk.
     pub async fn submit(&self, task: NewTask) -> Result<Accepted, Error> {
         let task = self.own(task);
-        if let Err(invalid) = task.validate() {
+        if let Err(invalid) = task.validate().and_then(|()| self.check_reply(&task)) {
             let refused = Err(SubmitRefused::from(invalid));
             self.engine.meter.submitted(&refused);
             return Ok(refused?);
@@ -127,9 +129,32 @@ impl Client {
     /// Submits many tasks, each on its own: one that is refused does not hurt the others. The
     /// answers are in the order of the tasks.
     pub async fn submit_many(&self, tasks: Vec<NewTask>) -> Result<Vec<Result<Accepted, Error>>, Error> {
-        let tasks = tasks.into_iter().map(|task| self.own(task)).collect();
-        let answers = self.engine.submits.many(tasks).await?;
-        Ok(answers.into_iter().map(|answer| Ok(answer??)).collect())
+        let checked: Vec<Result<(), Invalid>> = tasks.iter().map(|task| self.check_reply(task)).collect();
+        let sound = tasks.into_iter().zip(&checked).filter(|(_, checked)| checked.is_ok());
+        let sound = sound.map(|(task, _)| self.own(task)).collect();
+        let mut answers = self.engine.submits.many(sound).await?.into_iter();
+        let answer = |checked: Result<(), Invalid>| match checked {
+            Ok(()) => answers.next().map(|answer| Ok(answer??)),
+            Err(invalid) => {
+                let refused = Err(SubmitRefused::from(invalid));
+                self.engine.meter.submitted(&refused);
+                Some(refused.map_err(Error::from))
+            }
+        };
+        Ok(checked.into_iter().filter_map(answer).collect())
+    }
+
+    /// Lets submits of this process be refused whose [`NewTask::reply`](crate::NewTask::reply) this says is wrong, instead of
+    /// finding that out when the result is there. The first rule stays.
+    pub fn check_replies(&self, rule: ReplyRule) {
+        let _ = self.engine.reply_rule.set(rule);
+    }
+
+    fn check_reply(&self, task: &NewTask) -> Result<(), Invalid> {
+        match (&task.reply, self.engine.reply_rule.get()) {
+            (Some(reply), Some(rule)) => rule(&reply.to).map_err(|problem| Invalid::new("reply", problem)),
+            _ => Ok(()),
+        }
     }
 
     fn own(&self, mut task: NewTask) -> NewTask {
@@ -188,7 +213,8 @@ impl Client {
         AllEvents::start(Arc::clone(&self.engine), Arc::clone(&self.tenant), after).await
     }
 
-    /// Text of the task as it comes, from runs in this process; of a task of another tenant there is none.
+    /// Text of the task as it comes, from runs in this process and in those that a [`Relay`](crate::Relay)
+    /// joins with it; of a task of another tenant there is none.
     /// What comes before this is called, or faster than it is taken, is lost; the finished text is in the
     /// step's result.
     pub fn live(&self, id: TaskId) -> Live {
@@ -203,7 +229,7 @@ impl Client {
 
     /// Changes the task's agent state; with `version`, only when it is still the current one.
     pub async fn patch_state(&self, id: TaskId, patch: StatePatch, version: Option<u64>) -> Result<u64, Error> {
-        Ok(self.control(id, Action::Patch { patch, version }).await?.version)
+        Ok(self.control(id, Action::Patch { patch, version, under: None }).await?.version)
     }
 
     /// Ends the task. A running one is told to stop and has a moment to record an effect that is
@@ -277,11 +303,12 @@ impl Client {
     /// Sends the task a signal: a named message that its handler waits for, now or later. After an
     /// error that says "try again" it may have been delivered; [`Client::signal_once`] can be repeated.
     pub async fn signal(&self, id: TaskId, name: &str, message: &impl Serialize) -> Result<Controlled, Error> {
-        self.signal_once(id, name, message, Uuid::now_v7()).await
+        let (name, message) = (name.to_owned(), message_of(message)?);
+        self.control(id, Action::Signal { name, message, id: Uuid::now_v7(), again: false }).await
     }
 
-    /// As [`Client::signal`], under an id of the caller's: however often it is sent, the handler is given
-    /// it once. (One that a checkpoint lies in between may be given again.)
+    /// As [`Client::signal`], under an id of the caller's: however often it is sent, the task gets it once,
+    /// and the answer to the others is that nothing was changed, also after the task has ended.
     pub async fn signal_once(
         &self,
         id: TaskId,
@@ -289,8 +316,8 @@ impl Client {
         message: &impl Serialize,
         signal: Uuid,
     ) -> Result<Controlled, Error> {
-        let message = message_of(message)?;
-        self.control(id, Action::Signal { name: name.to_owned(), message, id: signal }).await
+        let (name, message) = (name.to_owned(), message_of(message)?);
+        self.control(id, Action::Signal { name, message, id: signal, again: true }).await
     }
 
     /// Sends many tasks the same signal, a transaction for each thousand. The answers are in the
@@ -308,7 +335,12 @@ impl Client {
                 tenant: self.tenant.to_string(),
                 task,
                 by: self.actor.to_string(),
-                action: Action::Signal { name: name.to_owned(), message: message.clone(), id: Uuid::now_v7() },
+                action: Action::Signal {
+                    name: name.to_owned(),
+                    message: message.clone(),
+                    id: Uuid::now_v7(),
+                    again: false,
+                },
             };
             let controls: Vec<Control> = ids.iter().map(control).collect();
             answers.extend(self.deliver(&controls).await?);
@@ -387,13 +419,25 @@ impl Client {
     /// answer.
     async fn deliver(&self, controls: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
         let repeatable = controls.iter().all(|control| matches!(control.action, Action::Signal { .. }));
-        for _ in 0..if repeatable { REPEATS } else { 0 } {
-            match self.engine.store.control(controls).await {
-                Err(error) if error.is_unavailable() => tokio::time::sleep(PAUSE).await,
+        let answer = self.engine.store.control(controls).await;
+        if !repeatable || !answer.as_ref().is_err_and(StoreError::is_unavailable) {
+            return answer;
+        }
+        let mut controls = controls.to_vec();
+        for control in &mut controls {
+            if let Action::Signal { again, .. } = &mut control.action {
+                *again = true;
+            }
+        }
+        for _ in 1..REPEATS {
+            tokio::time::sleep(PAUSE).await;
+            match self.engine.store.control(&controls).await {
+                Err(error) if error.is_unavailable() => {}
                 answer => return answer,
             }
         }
-        self.engine.store.control(controls).await
+        tokio::time::sleep(PAUSE).await;
+        self.engine.store.control(&controls).await
     }
 
     /// Sets bounds of queues, limits and the retention; what is not named stays as it was.
@@ -443,7 +487,7 @@ impl Client {
     pub async fn schedule(&self, mut schedule: Schedule) -> Result<Schedule, Error> {
         schedule.tenant = self.tenant.to_string();
         schedule.task = self.own(schedule.task);
-        schedule.validate().map_err(SubmitRefused::from)?;
+        schedule.validate().and_then(|()| self.check_reply(&schedule.task)).map_err(SubmitRefused::from)?;
         Ok(self.engine.store.save_schedule(&schedule).await?.map_err(SubmitRefused::from)?)
     }
 

@@ -1,11 +1,13 @@
 //! What clients, workers and the keeper of one process share: the store, the batches in front of
 //! it, the hints behind it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::feed;
 use crate::live::Lives;
+use crate::lock::LockService;
 use crate::meter::Meter;
+use crate::outbox::reply::ReplyRule;
 use crate::store::batch::{Batcher, Commits, Submits};
 use crate::store::{self, Hints, Store, StoreError};
 
@@ -18,6 +20,10 @@ pub(crate) struct Engine {
     pub(crate) meter: Arc<Meter>,
     /// Who listens to text as it comes.
     pub(crate) lives: Arc<Lives>,
+    /// What excludes others than the tasks of this store, if something does.
+    pub(crate) locks: OnceLock<Arc<dyn LockService>>,
+    /// Which destinations of results are taken at submit; all, if nobody said.
+    pub(crate) reply_rule: OnceLock<ReplyRule>,
     /// Ends with the engine.
     feed: tokio::task::JoinHandle<()>,
 }
@@ -32,10 +38,12 @@ impl Engine {
             submits: Batcher::start(Submits(Arc::clone(&store), Arc::clone(&meter)), lanes),
             commits: Batcher::start(Commits(Arc::clone(&store), Arc::clone(&meter)), lanes),
             feed: tokio::spawn(feed::watch_others(Arc::clone(&store), Arc::clone(&hints))),
+            lives: Arc::new(Lives::relayed_by(hints.relayed())),
             store,
             hints,
             meter,
-            lives: Arc::default(),
+            locks: OnceLock::new(),
+            reply_rule: OnceLock::new(),
         }))
     }
 }

@@ -15,6 +15,8 @@ use crate::store::{Hints, Store, StoreError};
 use crate::task::TaskId;
 
 mod all;
+pub(crate) mod pages;
+pub(crate) mod patterns;
 
 pub use all::{AllEvents, Cursor};
 

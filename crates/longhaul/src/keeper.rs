@@ -1,10 +1,11 @@
 //! The keeper: does what is due, in every process that has a worker. Sweeps need no leader; what
-//! one process does, the others skip.
+//! one process does, the others skip. Only for schedules there may be one ([`Leader`]).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Engine;
+use crate::leader::Leader;
 
 /// How many tasks one sweep takes on.
 const SWEEP_LIMIT: usize = 500;
@@ -18,14 +19,15 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const MOST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sweeps until it is dropped.
-pub(crate) async fn keep(engine: Arc<Engine>) {
+pub(crate) async fn keep(engine: Arc<Engine>, leader: Arc<Leader>) {
     let mut patience = LONGEST_PAUSE;
     let mut due = engine.hints.on_due();
     loop {
         due.mark_unchanged();
-        let swept = engine.store.sweep(SWEEP_LIMIT).await;
+        let swept = engine.store.sweep(SWEEP_LIMIT, leader.fires()).await;
         if let Ok(swept) = &swept {
             engine.meter.swept(swept);
+            leader.swept();
             patience = LONGEST_PAUSE;
         }
         let pause = match swept {

@@ -1,22 +1,23 @@
-//! Text as it comes (a model's tokens), for who watches at this very moment. Never stored, only within
-//! this process, and never in the way of a run: nobody listening costs nothing, and a listener that is
-//! too slow loses text.
+//! Text as it comes (a model's tokens), for who watches at this very moment. Never stored, and never in the
+//! way of a run: nobody listening costs nothing, and a listener that is too slow loses text. Within this
+//! process, and to those that a relay joins with it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::relay::Relayed;
 use crate::task::TaskId;
 
 /// How many pieces a listener may be behind before it loses the oldest.
 const BEHIND: usize = 256;
 
 /// A piece of text that a step is producing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveText {
     /// The fence of the run.
     pub run: u64,
@@ -31,7 +32,7 @@ pub struct LiveText {
 }
 
 /// Whose task, and which.
-type Key = (Arc<str>, TaskId);
+pub(crate) type Key = (Arc<str>, TaskId);
 
 /// Who listens to which task of this process.
 #[derive(Default)]
@@ -39,19 +40,50 @@ pub(crate) struct Lives {
     tasks: Mutex<HashMap<Key, broadcast::Sender<LiveText>>>,
     /// How many tasks are listened to: known without the lock.
     count: AtomicUsize,
+    /// Whoever passes text on to other processes.
+    relayed: Arc<Relayed>,
 }
 
 impl Lives {
-    /// Tells who listens to the task; `text` is only made when someone does.
+    /// With whoever passes text on.
+    pub(crate) fn relayed_by(relayed: &Arc<Relayed>) -> Self {
+        Self { relayed: Arc::clone(relayed), ..Self::default() }
+    }
+
+    /// Tells who listens to the task, here or elsewhere; `text` is only made when someone does.
     pub(crate) fn tell(&self, tenant: &str, task: TaskId, text: impl FnOnce() -> LiveText) {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        let here = self.count.load(Ordering::Relaxed) > 0;
+        let relay = self.relayed.get().filter(|relay| relay.anyone_listens());
+        if !here && relay.is_none() {
             return;
         }
-        let sender = self.tasks().get(&(Arc::from(tenant), task)).cloned();
+        let key: Key = (Arc::from(tenant), task);
+        let sender = here.then(|| self.tasks().get(&key).cloned()).flatten();
+        let relay = relay.filter(|relay| relay.someone_listens_to(&key));
+        if sender.is_none() && relay.is_none() {
+            return;
+        }
+        let text = text();
+        if let Some(relay) = relay {
+            relay.tell_live(key, text.clone());
+        }
         if let Some(sender) = sender {
             // Fails only when the last listener has just left.
-            let _ = sender.send(text());
+            let _ = sender.send(text);
         }
+    }
+
+    /// Tells who listens here what came from another process.
+    pub(crate) fn hear(&self, key: &Key, text: LiveText) {
+        let sender = self.tasks().get(key).cloned();
+        if let Some(sender) = sender {
+            let _ = sender.send(text);
+        }
+    }
+
+    /// What is listened to here, up to `most`.
+    pub(crate) fn listened(&self, most: usize) -> Vec<Key> {
+        self.tasks().keys().take(most).cloned().collect()
     }
 
     /// Listens to a task from now on.
@@ -61,6 +93,9 @@ impl Lives {
         let receiver = tasks.entry(key.clone()).or_insert_with(|| broadcast::Sender::new(BEHIND)).subscribe();
         self.count.store(tasks.len(), Ordering::Relaxed);
         drop(tasks);
+        if let Some(relay) = self.relayed.get() {
+            relay.announce();
+        }
         Live { lives: Arc::clone(self), key, receiver: Some(receiver) }
     }
 
@@ -78,7 +113,7 @@ impl Lives {
     }
 }
 
-/// The text of one task as it comes, in this process; see [`Client::live`](crate::Client::live).
+/// The text of one task as it comes; see [`Client::live`](crate::Client::live).
 pub struct Live {
     lives: Arc<Lives>,
     key: Key,

@@ -6,11 +6,13 @@
 //! ([`HandlerMeter`], [`QueueMeter`]), so that counting costs a few atomics per task.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -18,6 +20,7 @@ use crate::store::{Accepted, Outcome, SubmitRefused, Swept};
 
 type Labels = Vec<(&'static str, String)>;
 type Counters = Family<Labels, Counter>;
+type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 type Durations = Family<Labels, Histogram, fn() -> Histogram>;
 
 /// From a short step to a task that takes hours.
@@ -34,6 +37,7 @@ enum Submitted {
     Known,
     QueueFull,
     OutboxFull,
+    SubscriberBehind,
     KeyConflict,
     UnknownHandler,
     ParentEnded,
@@ -41,11 +45,12 @@ enum Submitted {
 }
 
 impl Submitted {
-    const NAMES: [&str; 8] = [
+    const NAMES: [&str; 9] = [
         "new",
         "known",
         "queue_full",
         "outbox_full",
+        "subscriber_behind",
         "key_conflict",
         "unknown_handler",
         "parent_ended",
@@ -133,7 +138,7 @@ const SWEPT: [&str; 6] = ["expired", "due", "told", "removed", "ticks", "locks"]
 /// See the module.
 pub(crate) struct Meter {
     submits: Counters,
-    submitted: [Counter; 8],
+    submitted: [Counter; 9],
     pub(crate) claims: Counter,
     claimed: Counters,
     queue_wait: Durations,
@@ -152,6 +157,8 @@ pub(crate) struct Meter {
     swept_counters: [Counter; 6],
     checkpoints: Counters,
     checkpointed: [Counter; 2],
+    subscribed: Counters,
+    subscriber_behind: Seconds,
     handlers: Mutex<HashMap<String, Arc<HandlerMeter>>>,
     queues: Mutex<HashMap<String, Arc<QueueMeter>>>,
 }
@@ -194,6 +201,19 @@ impl QueueMeter {
             self.wait.observe(waited.as_secs_f64());
         }
     }
+}
+
+/// What is counted of one subscriber.
+pub(crate) struct SubscriberMeter {
+    pub(crate) handled: Counter,
+    pub(crate) failed: Counter,
+    pub(crate) refused: Counter,
+    /// The age of the oldest event that was read and not handled, in seconds.
+    pub(crate) behind: Gauge<f64, AtomicU64>,
+}
+
+impl SubscriberMeter {
+    const NAMES: [&str; 3] = ["handled", "failed", "refused"];
 }
 
 struct BatchMeter {
@@ -259,6 +279,8 @@ impl Default for Meter {
             swept,
             checkpointed: each(&checkpoints, "outcome", Checkpointed::NAMES, &none),
             checkpoints,
+            subscribed: Counters::default(),
+            subscriber_behind: Seconds::default(),
             handlers: Mutex::default(),
             queues: Mutex::default(),
         }
@@ -294,12 +316,21 @@ impl Meter {
         Arc::clone(made)
     }
 
+    /// What is counted of a subscriber; to be kept by who counts.
+    pub(crate) fn subscriber(&self, name: &str) -> SubscriberMeter {
+        let labels = vec![("subscriber", name.to_owned())];
+        let [handled, failed, refused] = each(&self.subscribed, "outcome", SubscriberMeter::NAMES, &labels);
+        let behind = self.subscriber_behind.get_or_create_owned(&labels);
+        SubscriberMeter { handled, failed, refused, behind }
+    }
+
     pub(crate) fn submitted(&self, answer: &Result<Accepted, SubmitRefused>) {
         let what = match answer {
             Ok(accepted) if accepted.new => Submitted::New,
             Ok(_) => Submitted::Known,
             Err(SubmitRefused::QueueFull { .. }) => Submitted::QueueFull,
             Err(SubmitRefused::OutboxFull { .. }) => Submitted::OutboxFull,
+            Err(SubmitRefused::SubscriberBehind { .. }) => Submitted::SubscriberBehind,
             Err(SubmitRefused::KeyConflict { .. }) => Submitted::KeyConflict,
             Err(SubmitRefused::UnknownHandler { .. }) => Submitted::UnknownHandler,
             Err(SubmitRefused::ParentEnded { .. }) => Submitted::ParentEnded,
@@ -358,5 +389,9 @@ impl Meter {
         registry.register("sweeps", "Times this process looked for what is due", self.sweeps.clone());
         registry.register("swept", "What these sweeps did", self.swept.clone());
         registry.register("checkpoints", "Checkpoints, by what became of them", self.checkpoints.clone());
+        let help = "Events that subscribers of this process were given, by what became of it";
+        registry.register("subscriber_events", help, self.subscribed.clone());
+        let help = "Age of the oldest event that a subscriber of this process has read and not handled";
+        registry.register("subscriber_behind_seconds", help, self.subscriber_behind.clone());
     }
 }

@@ -1,4 +1,4 @@
-//! The outbox: tells others what happens to tasks, by webhooks.
+//! The outbox: tells others what happens to tasks, by webhooks and replies.
 //!
 //! The store knows which lines (a task and one of its destinations) have something to send; see
 //! `store/outbox.rs`. Here is who sends: a loop that takes due lines, a bounded number of deliveries
@@ -6,6 +6,7 @@
 //! at a time on the same store. What a process that is killed had taken is due again a minute later.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,11 +18,13 @@ use uuid::Uuid;
 mod address;
 mod client;
 mod line;
+pub(crate) mod reply;
 mod secret;
 mod target;
 mod webhook;
 
 pub use address::IpRange;
+pub use reply::{Replies, Reply, ReplyError, ReplyRule, ReplyTo};
 pub use secret::WebhookSecret;
 pub use target::{Endpoint, MAX_ENDPOINTS, Webhook};
 pub(crate) use target::{check_endpoint, too_many_endpoints};
@@ -42,7 +45,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const MOST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How an outbox sends.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct OutboxSettings {
     /// What signs: with each of them, so that receivers can change over from one to the next. Without
     /// any, the store's own ([`Client::webhook_secret`]).
@@ -66,6 +69,40 @@ pub struct OutboxSettings {
     pub longest_retry: Duration,
     /// A delivery that failed for this long is dead.
     pub give_up_after: Duration,
+    /// Who takes the results of tasks submitted with [`NewTask::reply`](crate::NewTask::reply) to where they go.
+    /// Without anyone they are left to outboxes of other processes.
+    pub replies: Option<Arc<dyn Replies>>,
+}
+
+impl fmt::Debug for OutboxSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            secrets,
+            allow,
+            allow_loopback,
+            max_due,
+            in_flight,
+            per_receiver,
+            timeout,
+            first_retry,
+            longest_retry,
+            give_up_after,
+            replies,
+        } = self;
+        f.debug_struct("OutboxSettings")
+            .field("secrets", secrets)
+            .field("allow", allow)
+            .field("allow_loopback", allow_loopback)
+            .field("max_due", max_due)
+            .field("in_flight", in_flight)
+            .field("per_receiver", per_receiver)
+            .field("timeout", timeout)
+            .field("first_retry", first_retry)
+            .field("longest_retry", longest_retry)
+            .field("give_up_after", give_up_after)
+            .field("replies", &replies.is_some())
+            .finish()
+    }
 }
 
 impl Default for OutboxSettings {
@@ -81,6 +118,7 @@ impl Default for OutboxSettings {
             first_retry: Duration::from_secs(5),
             longest_retry: Duration::from_secs(3_600),
             give_up_after: Duration::from_secs(86_400),
+            replies: None,
         }
     }
 }
@@ -274,6 +312,7 @@ impl Loop {
             per_lane: most,
             busy: busy.into_iter().map(|(lane, count)| (lane.to_owned(), most.saturating_sub(count))).collect(),
             after_lane: self.after_lane.clone(),
+            replies: self.settings.replies.is_some(),
         }
     }
 

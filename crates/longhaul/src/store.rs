@@ -17,15 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::{LogEntry, LogRow};
-use crate::record::{Decision, UndoOn};
+use crate::record::UndoOn;
 use crate::schedule::{MAX_SCHEDULES, Schedule};
-use crate::state::{AgentState, StateChange, StatePatch};
+use crate::state::{AgentState, StateChange};
 use crate::task::{Invalid, NewTask, Phase, State, Task, TaskId, Waiting};
 
 pub mod access;
@@ -33,19 +32,24 @@ pub mod ask;
 pub mod backup;
 pub(crate) mod batch;
 pub(crate) mod clock;
+pub mod control;
 pub mod feed;
 pub mod floor;
 pub(crate) mod hints;
 pub mod inspect;
+pub(crate) mod known;
 pub mod list;
 pub(crate) mod locks;
 pub(crate) mod migrate;
+pub(crate) mod news;
 pub mod outbox;
 pub mod overview;
 pub(crate) mod postgres;
 pub(crate) mod rules;
+pub mod sessions;
 pub mod settings;
 pub(crate) mod sqlite;
+pub mod subscribers;
 #[cfg(test)]
 mod suite;
 
@@ -53,6 +57,7 @@ pub use access::{AccessStore, NewToken, Role, TokenInfo};
 pub use ask::{Ask, AskChange, AskKind, AskStatus, NewAsk};
 pub use backup::BackupStore;
 pub use clock::Clock;
+pub use control::{Action, Cancel, Control, ControlRefused, Controlled};
 pub use feed::FeedStore;
 pub use floor::Floor;
 pub use hints::Hints;
@@ -60,12 +65,23 @@ pub use inspect::{Inspected, inspect};
 pub use list::{Filter, Page};
 pub use outbox::{Delivery, DeliveryStatus, OutboxStats, OutboxStore};
 pub use overview::{HandlerInfo, OverviewStore, StateCounts, Stats};
+pub use sessions::{LockInfo, SessionStore};
 pub use settings::{QueueInfo, QueueSettings, Settings, WorkerInfo};
+pub use subscribers::{SubscriberInfo, SubscriberStore};
 
 /// Durable storage of tasks.
 #[async_trait]
 pub trait Store:
-    AccessStore + BackupStore + FeedStore + OutboxStore + OverviewStore + Send + Sync + 'static
+    AccessStore
+    + BackupStore
+    + FeedStore
+    + OutboxStore
+    + OverviewStore
+    + SessionStore
+    + SubscriberStore
+    + Send
+    + Sync
+    + 'static
 {
     /// Accepts tasks: row, first log row (event `task.submitted`, input) and idempotency key
     /// together. After it returns, an accepted task is on disk. An entry whose key or digest
@@ -103,8 +119,9 @@ pub trait Store:
     /// Does what is due: takes back expired leases, readies tasks whose time has come, ends
     /// those past their deadline, passes on locks whose holder ended or had them for long enough,
     /// removes finished tasks past their retention, submits the tasks of schedules whose tick has
-    /// come. At most `limit` of each kind. Anyone may call it at any time, also several at once.
-    async fn sweep(&self, limit: usize) -> Result<Swept, StoreError>;
+    /// come (unless `ticks` says to leave those to others). At most `limit` of each kind. Anyone may call it
+    /// at any time, also several at once.
+    async fn sweep(&self, limit: usize, ticks: bool) -> Result<Swept, StoreError>;
 
     /// Makes a worker and its handlers known; a submit for a handler never registered is refused.
     async fn register(&self, worker: &WorkerInfo) -> Result<(), StoreError>;
@@ -268,9 +285,33 @@ pub enum SubmitRefused {
         /// When there may be room.
         retry_after: Duration,
     },
+    /// A subscriber has not passed the events of so long ago that what is kept for it may not grow any more.
+    #[error(
+        "the subscriber '{subscriber}' is {} behind with events, longer than it may be; run it, remove it, or \
+         let it be behind for longer; try again in {} s",
+        words(*behind), retry_after.as_secs()
+    )]
+    SubscriberBehind {
+        /// Its name.
+        subscriber: String,
+        /// How old the oldest event is that it has not passed.
+        behind: Duration,
+        /// When it may have passed enough.
+        retry_after: Duration,
+    },
     /// The request itself is wrong.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+}
+
+/// A duration of this size for people.
+fn words(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..=119 => format!("{seconds} s"),
+        seconds @ 120..=7_199 => format!("{} min", seconds / 60),
+        seconds @ 7_200..=172_799 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
 }
 
 /// A worker's request for tasks.
@@ -388,6 +429,11 @@ pub struct Commit {
 }
 
 impl Commit {
+    /// What a batch is called among the points of `faults.rs`.
+    pub(crate) fn operation(batch: &[Self]) -> &'static str {
+        if batch.iter().any(|commit| commit.outcome.is_some()) { "outcome" } else { "record" }
+    }
+
     /// About how large it is.
     pub(crate) fn bytes(&self) -> usize {
         let result = match &self.outcome {
@@ -533,6 +579,21 @@ pub enum LockAction {
     },
 }
 
+/// A lock and the token it was got with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockToken {
+    /// The lock's name.
+    pub name: String,
+    /// The token.
+    pub token: u64,
+}
+
+impl LockToken {
+    pub(crate) fn lost(&self) -> ControlRefused {
+        ControlRefused::LockLost { name: self.name.clone(), token: self.token }
+    }
+}
+
 /// A change of a lock is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Locked {
@@ -572,123 +633,6 @@ pub enum Beat {
     },
     /// Not the current one any more.
     Lost,
-}
-
-/// A request to cancel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
-pub struct Cancel {
-    /// Whether what was done is to be undone.
-    pub undo: bool,
-    /// Who asked.
-    pub by: String,
-    /// Why.
-    pub reason: Option<String>,
-}
-
-/// Something asked of a task from outside.
-#[derive(Clone, Debug)]
-pub struct Control {
-    /// Who owns the task; another tenant's task is not found.
-    pub tenant: String,
-    /// The task.
-    pub task: TaskId,
-    /// Who asks, for the audit.
-    pub by: String,
-    /// What.
-    pub action: Action,
-}
-
-/// What can be asked of a task.
-#[derive(Clone, Debug)]
-pub enum Action {
-    /// End it.
-    Cancel {
-        /// Undo what was done.
-        undo: bool,
-        /// Why.
-        reason: Option<String>,
-    },
-    /// Open it again after it failed or was cancelled; nothing happens to any other.
-    Resume,
-    /// Change its priority; its place in line follows.
-    Priority(u8),
-    /// Say what became of a step in doubt.
-    Decide {
-        /// The step.
-        step: String,
-        /// What.
-        decision: Decision,
-        /// Why.
-        reason: Option<String>,
-    },
-    /// Change its state.
-    Patch {
-        /// How.
-        patch: StatePatch,
-        /// Only when the version is still this one.
-        version: Option<u64>,
-    },
-    /// Remove it; only after it ended.
-    Delete,
-    /// Send it a named message. One that nobody waits for yet is kept.
-    Signal {
-        /// The name.
-        name: String,
-        /// What it says.
-        message: Box<RawValue>,
-        /// Made by the sender: the same signal sent again, because its answer was lost, is given to the
-        /// handler once.
-        id: Uuid,
-    },
-    /// Answer a question.
-    Answer {
-        /// Which; the only open one when not said.
-        id: Option<String>,
-        /// What.
-        answer: String,
-    },
-    /// Approve or deny.
-    Approve {
-        /// Which; the only open one when not said.
-        id: Option<String>,
-        /// Yes or no.
-        approve: bool,
-        /// Why.
-        reason: Option<String>,
-        /// What the one who decides saw; another digest than the request's is refused.
-        digest: Option<String>,
-    },
-}
-
-/// What became of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Controlled {
-    /// The task's state afterwards.
-    pub state: State,
-    /// Whether anything changed.
-    pub changed: bool,
-    /// The version of the task's state afterwards, for `Patch`.
-    pub version: u64,
-}
-
-/// Why a request was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ControlRefused {
-    /// There is no such task.
-    #[error("there is no such task")]
-    NotFound,
-    /// The task's state does not allow it.
-    #[error("{0}")]
-    WrongState(String),
-    /// The state was changed by someone else meanwhile.
-    #[error("the state is at version {current} by now; read it again")]
-    VersionConflict {
-        /// The version it has.
-        current: u64,
-    },
-    /// The request itself is wrong.
-    #[error(transparent)]
-    Invalid(#[from] Invalid),
 }
 
 /// What a sweep did.

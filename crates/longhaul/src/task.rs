@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent, Progress};
-use crate::outbox::Webhook;
+use crate::outbox::{ReplyTo, Webhook};
 use crate::record::Record;
 use crate::store::clock::micros;
 
@@ -250,6 +250,9 @@ pub struct NewTask {
     /// Who else hears of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<Webhook>,
+    /// Where its result goes beside that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reply: Option<ReplyTo>,
     /// Why the input could not be written as JSON.
     #[serde(skip)]
     not_json: Option<String>,
@@ -310,6 +313,7 @@ impl NewTask {
             tags: BTreeMap::new(),
             traceparent: None,
             webhook: None,
+            reply: None,
             not_json: None,
             parent: None,
             fork: None,
@@ -395,6 +399,13 @@ impl NewTask {
         self
     }
 
+    /// Sends how the task ended to this destination, by whoever delivers replies
+    /// ([`OutboxSettings::replies`](crate::OutboxSettings::replies)).
+    pub fn reply(mut self, to: ReplyTo) -> Self {
+        self.reply = Some(to);
+        self
+    }
+
     /// Decides, before anything is stored and the same for every store, whether this may be
     /// accepted at all.
     pub fn validate(&self) -> Result<(), Invalid> {
@@ -434,6 +445,7 @@ impl NewTask {
                 return Err(Invalid::new("tags", format!("'{tag}' must have at most 255 bytes and no NUL")));
             }
         }
+        self.reply.as_ref().map_or(Ok(()), ReplyTo::validate)?;
         self.webhook.as_ref().map_or(Ok(()), Webhook::validate)
     }
 
@@ -474,6 +486,9 @@ impl NewTask {
         // Not there at all without one, as in digests that were stored before there were any.
         if let Some(webhook) = &self.webhook {
             request["webhook"] = serde_json::json!(webhook);
+        }
+        if let Some(reply) = &self.reply {
+            request["reply"] = serde_json::json!(reply);
         }
         Sha256::new().chain_update(request.to_string()).chain_update(input).finalize().into()
     }
@@ -646,6 +661,9 @@ pub struct Task {
     /// The task that undoes it, by request.
     #[serde(skip_serializing, default)]
     pub undone_by: Option<TaskId>,
+    /// Where its result goes, beside webhooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reply: Option<ReplyTo>,
 }
 
 impl Task {
@@ -687,6 +705,7 @@ impl Task {
             concurrency_key: asked.concurrency_key,
             max_attempts: asked.max_attempts,
             undone_by: None,
+            reply: asked.reply,
         }
     }
 }
@@ -741,6 +760,7 @@ mod tests {
         assert_ne!(one.digest(), one.clone().priority(6).digest());
         assert_eq!(one.digest(), one.clone().traceparent("00-1-1-01").digest(), "a trace asks for nothing");
         assert_ne!(one.digest(), one.clone().webhook("https://example.com/").digest());
+        assert_ne!(one.digest(), one.clone().reply(ReplyTo::new("results")).digest());
     }
 
     #[test]
@@ -758,6 +778,7 @@ mod tests {
             (ok.clone().traceparent("a b"), "traceparent"),
             (ok.clone().traceparent("x".repeat(129)), "traceparent"),
             (ok.clone().webhook("example.com"), "webhook"),
+            (ok.clone().reply(ReplyTo::new("")), "reply"),
             (NewTask::new("h", &"x".repeat(MAX_INPUT_BYTES)), "input"),
             (NewTask::new("h", &BTreeMap::from([(vec![1], 1)])), "input"),
         ] {

@@ -266,9 +266,15 @@ fn waits(gathered: &Gathered, waiting: &Waiting) -> Why {
                 0 => "it is next in line".to_owned(),
                 ahead => format!("{ahead} others come first"),
             };
-            why("lock", format!("It waits{since} for lock '{id}', held by {by}{at}; {line}."))
+            let service = match (&facts.lock_service, &facts.lock_trouble) {
+                (Some(_), Some(trouble)) => format!(" ({trouble})"),
+                (Some(service), None) if holder.is_none() => format!(" ({service} is asked for it)"),
+                _ => String::new(),
+            };
+            why("lock", format!("It waits{since} for lock '{id}', held by {by}{at}{service}; {line}."))
                 .details(json!({"lock": id, "held_by": holder, "held_until": held_until.map(timestamp),
-                                "ahead": facts.lock_ahead, "since": waiting.since}))
+                                "ahead": facts.lock_ahead, "since": waiting.since,
+                                "service": facts.lock_service, "trouble": facts.lock_trouble}))
                 .until(until.or(held_until))
         }
         "in_doubt" => why(
@@ -327,6 +333,7 @@ mod tests {
             concurrency_key: None,
             max_attempts: 3,
             undone_by: None,
+            reply: None,
         }
     }
 

@@ -22,13 +22,16 @@ use uuid::Uuid;
 use crate::client::{Client, Error};
 use crate::engine::Engine;
 use crate::error::TaskError;
+use crate::faults::{self, Mutant};
 use crate::keeper;
+use crate::leader::{self, Leader};
 use crate::meter::{HandlerMeter, QueueMeter};
 use crate::record::{Record, records_of};
 use crate::retry::RetryPolicy;
 use crate::run::driver::{HandlerFuture, Manners, run_to_end};
 use crate::run::shown::{begins, run_span};
 use crate::run::{Run, Signals};
+use crate::sessions;
 use crate::store::rules::SUSPECT_CRASHES;
 use crate::store::{Beat, Beats, Claim, Claimed, Heartbeat, Lease, StoreError, WorkerInfo};
 use crate::task::TaskId;
@@ -64,7 +67,7 @@ impl Worker {
     /// A worker for the queue `default`, with 64 slots.
     pub fn new(client: &Client) -> Self {
         let settings = WorkerSettings {
-            name: format!("{}:{}", host_name(), std::process::id()),
+            name: process_name(),
             queues: vec!["default".to_owned()],
             timeouts: BTreeMap::new(),
             slots: 64,
@@ -321,7 +324,19 @@ impl Work {
     async fn run(mut self, shutdown: impl Future<Output = ()> + Send) {
         // Ends with this function, however that ends.
         let mut keeper = JoinSet::new();
-        keeper.spawn(keeper::keep(Arc::clone(&self.engine)));
+        let (resign, resigned) = oneshot::channel::<()>();
+        let service = self.engine.locks.get().cloned();
+        let leader = if service.is_some() { Leader::by_service() } else { Leader::nobody() };
+        keeper.spawn(keeper::keep(Arc::clone(&self.engine), Arc::clone(&leader)));
+        let mut campaign = JoinSet::new();
+        if let Some(service) = service {
+            keeper.spawn(sessions::keep(Arc::clone(&self.engine), Arc::clone(&service)));
+            let stop = async {
+                // Never said, only dropped.
+                let _ = resigned.await;
+            };
+            campaign.spawn(leader::campaign(Arc::clone(&self.engine), service, leader, stop));
+        }
         let mut ready = self.engine.hints.on_ready();
         let mut controlled = self.engine.hints.on_controlled();
         let mut beat_tick = tokio::time::interval(self.settings.lease / 3);
@@ -408,7 +423,9 @@ impl Work {
                 }
             }
         }
-        drop(keeper);
+        drop((keeper, resign));
+        // Does what is left to do in a moment, and is ended if it takes longer.
+        let _ = tokio::time::timeout(LOOK_EVERY, campaign.join_next()).await;
         if let Err(error) = self.engine.store.retire(self.id).await {
             tracing::debug!(%error, "could not take the worker off the list; it is forgotten in time");
         }
@@ -569,7 +586,12 @@ impl Work {
         Box::pin(async move {
             // The lease is measured from before the question, so it never seems longer than it is.
             let sent = Instant::now();
-            let answer = store.heartbeat(&beat).await;
+            let answer = if faults::is(Mutant::HeartbeatIgnored) {
+                let held = Beat::Held { cancel: None, last_seq: 0 };
+                Ok(Beats { beats: vec![held; leases.len()], listed: true })
+            } else {
+                store.heartbeat(&beat).await
+            };
             // It was taken for dead after a long silence.
             if answer.as_ref().is_ok_and(|answer| !answer.listed)
                 && let Err(error) = store.register(&info).await
@@ -672,8 +694,9 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+/// This process, for people: host and process.
+pub(crate) fn process_name() -> String {
+    format!("{}:{}", rustix::system::uname().nodename().to_string_lossy(), std::process::id())
 }
 
 #[cfg(test)]

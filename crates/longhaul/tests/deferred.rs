@@ -90,7 +90,7 @@ async fn what_is_recorded_next_is_written_behind_the_deferred(bed: Bed) {
     assert_eq!(effects.of(id).len(), 5, "all five were run");
     assert!(completed(&bed.client, id).await.is_empty(), "nothing is written yet");
     stop.go.notify_one();
-    stop.here.notified().await;
+    bed.after(id, 6, |event| event.kind == "step.completed").await;
     let written = completed(&bed.client, id).await;
     assert_eq!(written, ["look", "look#2", "look#3", "look#4", "look#5", "pay"]);
     stop.go.notify_one();

@@ -8,6 +8,8 @@ use std::process::Command;
 mod claim;
 #[path = "../examples/deploy.rs"]
 mod deploy;
+#[path = "../examples/event_handlers.rs"]
+mod event_handlers;
 #[path = "../examples/hello.rs"]
 mod hello;
 #[path = "../examples/resume_after_crash.rs"]
@@ -32,6 +34,11 @@ async fn retry_with_backoff_waits_longer_each_time_and_gives_up() -> Done {
 #[tokio::test]
 async fn run_if_not_done_runs_once() -> Done {
     run_if_not_done::run().await
+}
+
+#[tokio::test]
+async fn event_handlers_miss_nothing() -> Done {
+    event_handlers::run().await
 }
 
 #[tokio::test]

@@ -221,3 +221,44 @@ async fn no_task_and_no_step_is_a_label() {
     let text: Vec<&String> = numbers.0.keys().collect();
     assert!(!text.iter().any(|name| name.contains(&ids[0].to_string()) || name.contains("\"one\"")), "{text:?}");
 }
+
+#[tokio::test]
+async fn what_subscribers_are_given_is_counted_and_how_far_behind_they_are_is_shown() {
+    let bed = Bed::memory().await;
+    bed.client.announce(&["h"]).await.expect("announced");
+    let calls = AtomicU32::new(0);
+    let pause = Duration::from_millis(1);
+    let mail = bed.client.subscriber("mail").back_off(pause, pause).lease(Duration::from_millis(60));
+    let mail = mail
+        .start(move |_| {
+            let call = calls.fetch_add(1, Ordering::Relaxed);
+            async move {
+                match call {
+                    0 => Err(TaskError::retryable("away", "not now")),
+                    1 => Ok(()),
+                    2 => Err(TaskError::fatal("no", "never")),
+                    _ => std::future::pending().await,
+                }
+            }
+        })
+        .await
+        .expect("starts");
+    for n in 0..3 {
+        bed.client.submit(NewTask::new("h", &n)).await.expect("accepted");
+    }
+    let name =
+        |outcome: &str| format!("longhaul_subscriber_events_total{{subscriber=\"mail\",outcome=\"{outcome}\"}}");
+    let wait = async {
+        loop {
+            let numbers = Numbers::of(&bed.client);
+            let counts = ["handled", "failed", "refused"].map(|outcome| numbers.get(&name(outcome)));
+            let behind = numbers.get("longhaul_subscriber_behind_seconds{subscriber=\"mail\"}");
+            if counts == [1.0, 1.0, 1.0] && behind > 0.0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("they are counted");
+    drop(mail);
+}

@@ -23,6 +23,7 @@ on_every_store!(
     an_undo_goes_on_where_a_lost_worker_left_it,
     a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo,
     a_cancel_can_ask_to_undo,
+    a_cancel_does_not_stop_an_undo_midway,
     what_a_child_did_is_undone_in_its_place,
     a_child_that_cannot_be_undone_is_told_and_can_be_tried_again,
     a_cancel_with_undo_undoes_what_a_child_did_that_has_ended,
@@ -271,6 +272,41 @@ async fn a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo(bed: Bed)
     assert!(undone.contains(&format!("task {} undoes what it did", first.id)), "{undone}");
     let itself = bed.client.resume(first.id).await.expect_err("refused").to_string();
     assert!(itself.contains(&format!("it undoes task {}", failed.id)), "{itself}");
+    worker.stop().await;
+}
+
+async fn a_cancel_does_not_stop_an_undo_midway(bed: Bed) {
+    let (world, begun, go) = (World::default(), Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (done, tells, waits) = (world.clone(), Arc::clone(&begun), Arc::clone(&go));
+    let worker = Worker::new(&bed.client)
+        .handler("h", move |run: Run, (): ()| {
+            let (world, tells, waits) = (done.clone(), Arc::clone(&tells), Arc::clone(&waits));
+            async move {
+                world.step(&run, "a").await?;
+                run.step("slow", || async { Ok::<_, TaskError>(()) })
+                    .undo(move |()| {
+                        let (world, tells, waits) = (world.clone(), Arc::clone(&tells), Arc::clone(&waits));
+                        async move {
+                            tells.notify_one();
+                            waits.notified().await;
+                            world.write("undo slow");
+                            Ok::<_, TaskError>(())
+                        }
+                    })
+                    .await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    assert_eq!(bed.ended(id).await.state, State::Completed);
+    let undo = bed.client.undo(id, None).await.expect("asked for").id;
+    begun.notified().await;
+    bed.client.cancel(undo, Some("never mind")).await.expect("noted");
+    go.notify_one();
+    assert_eq!(bed.ended(undo).await.state, State::Completed);
+    assert_eq!(world.lines(), ["a", "undo slow", "undo a"], "what was begun is not left half done");
     worker.stop().await;
 }
 

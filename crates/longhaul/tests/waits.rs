@@ -200,14 +200,26 @@ async fn a_signal_sent_again_under_its_id_is_given_once(bed: Bed) {
     .await;
     let id = submit(&bed).await;
     let (one, two) = (TaskId::new().0, TaskId::new().0);
-    bed.client.signal_once(id, "go", &1, one).await.expect("sent");
-    bed.client.signal_once(id, "go", &1, one).await.expect("sent again");
+    // What one says does not make it another one.
+    let says_two = format!("\"id\":\"{two}\"");
+    assert!(bed.client.signal_once(id, "other", &says_two, TaskId::new().0).await.expect("sent").changed);
+    assert!(bed.client.signal_once(id, "go", &1, one).await.expect("sent").changed);
+    assert!(!bed.client.signal_once(id, "go", &1, one).await.expect("sent again").changed);
     // In another run, which has the first ones from the log.
     bed.waiting_for(id, "signal").await;
-    bed.client.signal_once(id, "go", &1, one).await.expect("and again");
-    bed.client.signal_once(id, "go", &2, two).await.expect("another");
-    bed.client.signal(id, "go", &1).await.expect("one of no id");
+    assert!(!bed.client.signal_once(id, "go", &1, one).await.expect("and again").changed);
+    assert!(bed.client.signal_once(id, "go", &2, two).await.expect("another").changed);
+    assert!(bed.client.signal(id, "go", &1).await.expect("one of no id").changed);
     assert_eq!(bed.ended(id).await.result.expect("a result").get(), "[1,2,1]");
+    // It is told once too, and who sends it late learns that it was there.
+    assert!(!bed.client.signal_once(id, "go", &1, one).await.expect("it was delivered").changed);
+    assert!(bed.client.signal_once(id, "go", &1, TaskId::new().0).await.is_err(), "a new one is too late");
+    let mut events = bed.client.events(id, 0).await.expect("readable");
+    let mut received = 0;
+    while let Some(event) = events.next().await.expect("readable") {
+        received += u32::from(event.kind == "signal.received");
+    }
+    assert_eq!(received, 4);
     worker.stop().await;
 }
 

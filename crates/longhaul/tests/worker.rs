@@ -213,13 +213,16 @@ async fn tasks_of_a_limited_queue_run_one_after_the_other() {
     bed.client.configure(&Settings { queues, ..Settings::default() }).await.expect("set");
     let (now, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (counted, seen) = (Arc::clone(&now), Arc::clone(&most));
+    // Goes on only when two run at once.
+    let pair = Arc::new(tokio::sync::Barrier::new(2));
     let worker = Worker::new(&bed.client)
         .handler("work", move |run: Run, (): ()| {
-            let (counted, seen) = (Arc::clone(&counted), Arc::clone(&seen));
+            let (counted, seen, pair) = (Arc::clone(&counted), Arc::clone(&seen), Arc::clone(&pair));
             async move {
                 let running = counted.fetch_add(1, Ordering::SeqCst) + 1;
                 seen.fetch_max(running, Ordering::SeqCst);
                 run.step("a", || async { Ok::<_, TaskError>(()) }).await?;
+                pair.wait().await;
                 counted.fetch_sub(1, Ordering::SeqCst);
                 Ok::<_, TaskError>(())
             }

@@ -160,6 +160,31 @@ pub(crate) struct RemoveEndpointArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct SubscribersArgs {
+    #[command(subcommand)]
+    pub(crate) action: Option<SubscriberAction>,
+    #[command(flatten)]
+    pub(crate) direct: Direct,
+    /// JSON on stdout.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum SubscriberAction {
+    /// Forget a subscriber that nobody runs any more; what it has not passed is no longer kept for it.
+    Remove(RemoveSubscriberArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RemoveSubscriberArgs {
+    /// Its name.
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) direct: Direct,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct BackupArgs {
     /// The file to write; it must not exist yet.
     #[arg(value_name = "FILE")]

@@ -21,7 +21,7 @@ pub(super) const CALLERS: usize = 64;
 const AT_ONCE: usize = 128;
 const STEPS: usize = 10;
 /// The longest a scenario may take.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) async fn floor(client: &Client) -> Result<Measured, Failure> {
     let started = Instant::now();
@@ -305,7 +305,7 @@ pub(super) async fn waiting(client: &Client, args: &BenchArgs, progress: &Progre
 }
 
 /// Waits until a count of all queues is 0.
-async fn until_none(
+pub(super) async fn until_none(
     client: &Client,
     total: usize,
     progress: &Progress,
@@ -397,7 +397,7 @@ pub(super) async fn open_gates(client: &Client, handlers: &[&str]) -> Result<(),
     Ok(client.announce(handlers).await?)
 }
 
-async fn fill(
+pub(super) async fn fill(
     client: &Client,
     handler: &str,
     input: &impl serde::Serialize,

@@ -1,22 +1,26 @@
-//! `longhaul token`, `webhooks` and `backup`: what is done with the store itself, so that it works before
+//! `longhaul token`, `webhooks`, `subscribers` and `backup`: what is done with the store itself, so that it works before
 //! there is a server, and without one.
 
 use std::path::Path as FilePath;
+use std::time::Duration;
 
 use longhaul::{Client, NewToken, Role, TokenInfo, Webhook};
 use serde_json::json;
 
-use super::{cell, list, local};
+use super::{age, cell, list, local};
 use crate::args::admin::{
     AddEndpointArgs, BackupArgs, CreateTokenArgs, Direct, ListEndpointsArgs, ListTokensArgs, RemoveEndpointArgs,
-    RevokeTokenArgs, RoleName, SecretArgs, TokenAction, TokenArgs, WebhookAction, WebhooksArgs,
+    RemoveSubscriberArgs, RevokeTokenArgs, RoleName, SecretArgs, SubscriberAction, SubscribersArgs, TokenAction,
+    TokenArgs, WebhookAction, WebhooksArgs,
 };
 use crate::args::client::{RedeliverArgs, TaskArgs};
+use crate::bus::SUBSCRIBER;
 use crate::config::{Config, Flags, Secret};
 use crate::exit::Failure;
 use crate::http::{Path, Server};
 use crate::out;
 use crate::table::{Table, state_style};
+use crate::units;
 
 /// The configuration, with the store that was named.
 pub(crate) fn configured(direct: &Direct) -> Result<Config, Failure> {
@@ -193,6 +197,51 @@ async fn remove_endpoint(args: RemoveEndpointArgs) -> Result<(), Failure> {
     let client = open(&configured(&args.direct)?).await?.for_tenant(&args.tenant);
     client.remove_endpoint(&args.name).await?;
     out::note(format!("endpoint {} is removed", out::clean(&args.name)));
+    Ok(())
+}
+
+pub(crate) async fn subscribers(args: SubscribersArgs) -> Result<(), Failure> {
+    match args.action {
+        Some(SubscriberAction::Remove(args)) => remove_subscriber(args).await,
+        None => list_subscribers(&args.direct, args.json).await,
+    }
+}
+
+async fn list_subscribers(direct: &Direct, json: bool) -> Result<(), Failure> {
+    let subscribers = open(&configured(direct)?).await?.subscribers().await?;
+    if json {
+        return out::line(json!({"subscribers": subscribers}).to_string());
+    }
+    let mut table = Table::new(&["SUBSCRIBER", "TENANT", "RUN BY", "ROWS BEHIND", "OLDEST", "MAX BEHIND"]);
+    for subscriber in &subscribers {
+        let bound = subscriber.max_behind_seconds.map(|seconds| units::brief(Duration::from_secs(seconds)));
+        table.row([
+            subscriber.name.clone(),
+            subscriber.tenant.clone().unwrap_or_else(|| "all".to_owned()),
+            subscriber.held_by.clone().unwrap_or_else(|| "nobody".to_owned()),
+            subscriber.rows_behind.to_string(),
+            age(&json!(subscriber.oldest)),
+            bound.unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    table.print()
+}
+
+async fn remove_subscriber(args: RemoveSubscriberArgs) -> Result<(), Failure> {
+    let client = open(&configured(&args.direct)?).await?;
+    let (name, shown) = (&args.name, out::clean(&args.name));
+    let known = client.subscribers().await?.into_iter().find(|known| known.name == *name).ok_or_else(|| {
+        Failure::usage(format!("there is no subscriber '{shown}'; 'longhaul subscribers' shows all"))
+    })?;
+    if let Some(process) = known.held_by {
+        let how = if name == SUBSCRIBER { "start that process without --bus" } else { "stop it there" };
+        return Err(Failure::usage(format!(
+            "subscriber '{shown}' is run by {}; {how} first",
+            out::clean(&process)
+        )));
+    }
+    client.remove_subscriber(name).await?;
+    out::note(format!("subscriber {shown} is removed; nothing is kept for it any more"));
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path as FilePath, PathBuf};
 
+use longhaul::store::{StoreError, SubscriberInfo};
 use longhaul::{Client, Schedule};
 use longhaul_agent::Artifacts;
 use longhaul_agent::manifest::nearest;
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::count;
 use crate::args::admin::DoctorArgs;
+use crate::bus::{SUBSCRIBER, bus_remedy, lock_remedy};
 use crate::config::{Config, Flags, Origin, Row};
 use crate::exit::Failure;
 use crate::http::{Path, Server, Trouble};
@@ -23,7 +25,7 @@ use crate::units;
 
 /// Less free space than this is a fault: the next transactions may not fit.
 const TOO_LITTLE: u64 = 200 << 20;
-/// How long the storage of artifacts may take to answer.
+/// How long the storage of artifacts, the bus and the locks may take to answer.
 const PROBE: std::time::Duration = std::time::Duration::from_secs(20);
 /// Less than this is worth a word.
 const LITTLE: u64 = 2 << 30;
@@ -78,6 +80,8 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<(), Failure> {
             checks.extend(configuration(&config));
             checks.extend(store(&config).await);
             checks.push(artifacts(&config).await);
+            checks.extend(bus(&config).await);
+            checks.extend(locks(&config).await);
             checks.extend(manifests(&config));
             config.rows
         }
@@ -197,7 +201,11 @@ async fn store(config: &Config) -> Vec<Check> {
     let inspected = match longhaul::store::inspect(url).await {
         Ok(inspected) => inspected,
         Err(error) => {
-            checks.push(Check::fault("store", error.to_string(), "start it, or name another with --store"));
+            let remedy = match error {
+                StoreError::Unavailable(_) => "start it, or name another with --store",
+                _ => "correct --store, LONGHAUL_STORE or store.url, or name another",
+            };
+            checks.push(Check::fault("store", error.to_string(), remedy));
             return checks;
         }
     };
@@ -273,6 +281,7 @@ async fn contents(config: &Config, client: &Client) -> Result<Vec<Check>, longha
             ));
         }
     }
+    checks.extend(client.subscribers().await?.iter().filter_map(|known| subscriber(known, client.clock().now())));
     let outbox = client.outbox_stats().await?;
     if outbox.dead > 0 {
         checks.push(Check::warning(
@@ -284,6 +293,40 @@ async fn contents(config: &Config, client: &Client) -> Result<Vec<Check>, longha
         checks.push(Check::ok("webhooks", format!("{} to send", outbox.due)));
     }
     Ok(checks)
+}
+
+/// A subscriber for which events are kept.
+fn subscriber(known: &SubscriberInfo, now: jiff::Timestamp) -> Option<Check> {
+    let name = &known.name;
+    let oldest = known.oldest?;
+    let behind = super::between(oldest, now);
+    let bound = known.max_behind_seconds.map(std::time::Duration::from_secs);
+    let rows = count(usize::try_from(known.rows_behind).unwrap_or(usize::MAX), "row");
+    let what = match &known.held_by {
+        Some(process) => format!("'{name}', which {process} runs, is {} behind ({rows})", units::brief(behind)),
+        None => format!("'{name}' is {} behind ({rows}), and no process runs it", units::brief(behind)),
+    };
+    let what = match bound {
+        Some(bound) if behind >= bound => format!("{what}; submits are refused"),
+        Some(bound) => format!("{what}; at {} submits are refused", units::brief(bound)),
+        None => what,
+    };
+    let remedy = match known.held_by {
+        Some(_) => "see in its log what its handler, or the broker, fails at".to_owned(),
+        None if name == SUBSCRIBER => format!(
+            "start a process with --bus, or, if there is no broker any more: longhaul subscribers remove {name}"
+        ),
+        None => {
+            format!("start the program that runs it, or, if there is none: longhaul subscribers remove {name}")
+        }
+    };
+    match bound {
+        Some(bound) if behind >= bound => Some(Check::fault("subscribers", what, remedy)),
+        // One that runs is given its time.
+        Some(bound) if known.held_by.is_some() && behind < bound / 4 => None,
+        None if known.held_by.is_some() => None,
+        _ => Some(Check::warning("subscribers", what, remedy)),
+    }
 }
 
 /// Who may use the server that is configured.
@@ -348,6 +391,33 @@ async fn artifacts(config: &Config) -> Check {
         Ok(Err(error)) => Check::fault(name, error.to_string(), remedy),
         Err(_) => Check::fault(name, format!("{url} does not answer"), remedy),
     }
+}
+
+/// The broker, if one is configured.
+async fn bus(config: &Config) -> Option<Check> {
+    let bus = config.bus.as_ref()?;
+    Some(match tokio::time::timeout(PROBE, longhaul_bus::connect(&bus.url)).await {
+        Ok(Ok(bus)) => Check::ok("bus", format!("{} answers", bus.name())),
+        Ok(Err(error)) => Check::fault("bus", error.to_string(), bus_remedy(&error)),
+        Err(_) => {
+            let what = format!("does not answer within {} s", PROBE.as_secs());
+            Check::fault("bus", what, "start it, or correct bus.url")
+        }
+    })
+}
+
+/// The lock service, if one is configured.
+async fn locks(config: &Config) -> Option<Check> {
+    let url = config.locks.url.as_ref()?;
+    Some(match tokio::time::timeout(PROBE, longhaul_bus::locks::connect(url)).await {
+        Ok(Ok(Some(service))) => Check::ok("locks", format!("{} answers", service.name())),
+        Ok(Ok(None)) => Check::ok("locks", "are kept by the store"),
+        Ok(Err(error)) => Check::fault("locks", error.to_string(), lock_remedy(&error)),
+        Err(_) => {
+            let what = format!("do not answer within {} s", PROBE.as_secs());
+            Check::fault("locks", what, "start it, or correct locks.url")
+        }
+    })
 }
 
 fn manifests(config: &Config) -> Vec<Check> {

@@ -6,6 +6,7 @@
 //! Nothing but messages goes to stdout.
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::Path as FilePath;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,11 +52,30 @@ pub(crate) async fn run(args: McpArgs) -> Result<(), Failure> {
 /// Serves from the store itself.
 async fn on_store(store: &str) -> Result<(), Failure> {
     let config = Config::load(Flags::default().set("--store", "store.url", Some(store)))?;
+    must_be_there(&config.store.url).await?;
     let artifacts = node::artifacts(&config)?;
     let client = Client::open(&config.store.url).await?;
     let app = App::new(client, false, ServerSettings { artifacts, ..node::settings(&config) });
     let served = mcp::serve_lines(app, tokio::io::stdin(), tokio::io::stdout()).await;
     served.map_err(|error| Failure::internal(error.to_string()))
+}
+
+/// A store that is not there is not made here: behind a wrong path in an IDE's configuration it would look like one without tasks.
+async fn must_be_there(url: &str) -> Result<(), Failure> {
+    if url == "memory:" {
+        return Ok(());
+    }
+    let path = url.strip_prefix("sqlite:").map(|path| FilePath::new(path.strip_prefix("//").unwrap_or(path)));
+    let there = match path {
+        Some(path) if !path.exists() => false,
+        _ => longhaul::store::inspect(url).await.map_err(longhaul::Error::from)?.schema > 0,
+    };
+    let place = path.map_or_else(|| "in this database".to_owned(), |path| format!("at {}", path.display()));
+    there.then_some(()).ok_or_else(|| {
+        Failure::usage(format!(
+            "there is no store {place}: look at --store; 'longhaul up', 'serve' and 'worker' make one at their first start"
+        ))
+    })
 }
 
 async fn bridge(server: Server) -> Result<(), Failure> {
@@ -173,6 +193,29 @@ fn revision_of(message: &Value) -> Option<&str> {
     message["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"].as_str()
 }
 
+/// Passes on everything.
+fn all(message: Value) -> Vec<Value> {
+    vec![message]
+}
+
+/// A client is told once that it listens. What was acknowledged then and is not any more was removed while the server was away:
+/// the client is told of a change, and will find out.
+fn once(first: &mut Option<Vec<Value>>, acknowledged: Value) -> Vec<Value> {
+    let params = &acknowledged["params"];
+    let uris = params["notifications"]["resourceSubscriptions"].as_array().cloned().unwrap_or_default();
+    let Some(known) = first else {
+        *first = Some(uris);
+        return vec![acknowledged];
+    };
+    let gone = known.extract_if(.., |uri| !uris.contains(uri)).map(|uri| {
+        json!({
+            "jsonrpc": "2.0", "method": "notifications/resources/updated",
+            "params": {"uri": uri, "_meta": params["_meta"]},
+        })
+    });
+    gone.collect()
+}
+
 impl Bridge {
     fn session(&self) -> MutexGuard<'_, Session> {
         // Every change is one call: a panic leaves a usable value.
@@ -220,7 +263,7 @@ impl Bridge {
         match self.post_in_session(message).await {
             Ok(response) => {
                 let subscribed = message["params"]["uri"].as_str().map(str::to_owned);
-                let answered = self.pass_on(response, |_| true).await;
+                let answered = self.pass_on(response, all).await;
                 match (answered, message["method"].as_str(), subscribed) {
                     (Err(why), ..) => self.refuse(id, NOT_SERVED, &why).await,
                     (Ok(true), Some("resources/subscribe"), Some(uri)) => {
@@ -248,12 +291,11 @@ impl Bridge {
         Ok(response)
     }
 
-    /// Passes on the messages of an answer that `wanted` lets through; whether the request was done, or why there is no
-    /// answer to it.
+    /// Passes on what `wanted` makes of the messages of an answer; whether the request was done, or why there is no answer to it.
     async fn pass_on(
         &self,
         mut response: Response,
-        mut wanted: impl FnMut(&Value) -> bool,
+        mut wanted: impl FnMut(Value) -> Vec<Value>,
     ) -> Result<bool, String> {
         let status = response.status();
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
@@ -263,7 +305,7 @@ impl Bridge {
             return match serde_json::from_slice::<Value>(&body) {
                 Ok(message) if message["jsonrpc"].is_string() => {
                     let done = message["error"].is_null();
-                    if wanted(&message) {
+                    for message in wanted(message) {
                         self.write(message.to_string()).await;
                     }
                     Ok(done)
@@ -281,11 +323,12 @@ impl Bridge {
             let frames = parser.push(&chunk).map_err(|_| "the answer is too large".to_owned())?;
             for frame in frames.into_iter().filter(|frame| !frame.data.is_empty()) {
                 let Ok(message) = serde_json::from_str::<Value>(&frame.data) else { continue };
-                if wanted(&message) {
+                let (ends, done) = (message["method"].is_null(), message["error"].is_null());
+                for message in wanted(message) {
                     self.write(message.to_string()).await;
                 }
-                if message["method"].is_null() {
-                    return Ok(message["error"].is_null());
+                if ends {
+                    return Ok(done);
                 }
             }
         }
@@ -294,14 +337,14 @@ impl Bridge {
     /// Watches for as long as the client does, through restarts of the server: it is told once that it listens, and after
     /// each gap how things stand.
     async fn listen(&self, message: &Value) {
-        let mut acknowledged = false;
+        let mut acknowledged = None;
         loop {
             let session = Session::default();
             let answered = match self.post(message, &session).await {
                 // It is being started.
-                Ok(response) if acknowledged && response.status().is_server_error() => Ok(true),
+                Ok(response) if acknowledged.is_some() && response.status().is_server_error() => Ok(true),
                 Ok(response) if !response.status().is_success() => {
-                    let refused = self.pass_on(response, |_| true).await;
+                    let refused = self.pass_on(response, all).await;
                     if let Err(why) = refused {
                         self.refuse(&message["id"], NOT_SERVED, &why).await;
                     }
@@ -309,15 +352,16 @@ impl Bridge {
                 }
                 Ok(response) => {
                     self.pass_on(response, |told| {
-                        let first = told["method"] == "notifications/subscriptions/acknowledged";
-                        let again = first && std::mem::replace(&mut acknowledged, true);
+                        if told["method"] == "notifications/subscriptions/acknowledged" {
+                            return once(&mut acknowledged, told);
+                        }
                         // A server that stops ends the stream; this goes on with the next one.
                         let ends = told["method"].is_null() && told["error"].is_null();
-                        !again && !ends
+                        if ends { Vec::new() } else { vec![told] }
                     })
                     .await
                 }
-                Err(trouble) if !acknowledged => {
+                Err(trouble) if acknowledged.is_none() => {
                     return self.refuse(&message["id"], NOT_SERVED, &Failure::from(trouble).to_string()).await;
                 }
                 Err(trouble) => Err(Failure::from(trouble).to_string()),
@@ -338,7 +382,7 @@ impl Bridge {
                 let mut revision = None;
                 let begun = self.pass_on(response, |answer| {
                     revision = answer["result"]["protocolVersion"].as_str().map(str::to_owned);
-                    true
+                    vec![answer]
                 });
                 match begun.await {
                     Ok(_) => {
@@ -366,7 +410,7 @@ impl Bridge {
             return Err(refused(begun.status()));
         }
         // The answer says what the first one said.
-        let _ = self.pass_on(begun, |_| false).await;
+        let _ = self.pass_on(begun, |_| Vec::new()).await;
         let session = Session { id, ..self.session().clone() };
         self.post(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}), &session).await?;
         for (number, uri) in session.subscribed.iter().enumerate() {
@@ -374,7 +418,7 @@ impl Bridge {
             let again =
                 json!({"jsonrpc": "2.0", "id": id, "method": "resources/subscribe", "params": {"uri": uri}});
             let response = self.post(&again, &session).await?;
-            let _ = self.pass_on(response, |_| false).await;
+            let _ = self.pass_on(response, |_| Vec::new()).await;
             let told =
                 json!({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}});
             self.write(told.to_string()).await;
@@ -399,7 +443,7 @@ impl Bridge {
                 self.server.request(Method::GET, &Path::new(&["mcp"])).accept("text/event-stream").timeout(EVER);
             let revision = session.revision.as_deref().unwrap_or_default();
             match call.header(SESSION, id).header(REVISION, revision).open_any().await {
-                Ok(response) if response.status().is_success() => drop(self.pass_on(response, |_| true).await),
+                Ok(response) if response.status().is_success() => drop(self.pass_on(response, all).await),
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                     if let Err(trouble) = self.renew(&session).await {
                         tracing::debug!(why = %Failure::from(trouble), "the server is not there yet");

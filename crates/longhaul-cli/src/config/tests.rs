@@ -253,3 +253,12 @@ fn artifacts_are_kept_beside_the_store_unless_it_is_said_where() {
     assert_eq!(url(Bed::new().here("[artifacts]\nurl = \"large\"\n")), "/work/large");
     assert_eq!(url(Bed::new().here("[artifacts]\nurl = \"s3://bucket\"\n")), "s3://bucket");
 }
+
+#[test]
+fn what_is_taken_from_the_bus_is_given_its_time() {
+    let bus = "[bus]\nurl = \"nats://h\"\n";
+    let config = Bed::new().here(&format!("{bus}ack_wait = \"20s\"\n")).config();
+    assert_eq!(config.bus.expect("a bus").ack_wait, Duration::from_secs(20));
+    let wrong = Bed::new().here(&format!("{bus}ack_wait = \"5s\"\n")).wrong();
+    assert!(wrong.contains("too short") && wrong.contains("10s"), "{wrong}");
+}

@@ -272,6 +272,32 @@ impl Setting for LogForm {
     }
 }
 
+/// How events on the bus are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventForm {
+    Structured,
+    Binary,
+}
+
+impl Setting for EventForm {
+    const HELP: &'static str = "write structured or binary";
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        match text {
+            "structured" => Ok(Self::Structured),
+            "binary" => Ok(Self::Binary),
+            other => Err(format!("'{other}' is neither structured nor binary")),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Structured => "structured".to_owned(),
+            Self::Binary => "binary".to_owned(),
+        }
+    }
+}
+
 /// Something that never reaches a log, a message or a report.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
@@ -338,10 +364,42 @@ impl Setting for Address {
     }
 }
 
-/// `postgres://me:…@host/db`, also where the password is a parameter.
+/// The address of a broker or a lock service, which may have a password in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ServiceUrl(pub(super) String);
+
+impl Setting for ServiceUrl {
+    const HELP: &'static str =
+        "write it like nats://USER:PASSWORD@HOST:4222; docs/bus.md and docs/locks.md have all forms";
+    const SECRET: bool = true;
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        String::from_text(text).map(Self)
+    }
+
+    fn show(&self) -> String {
+        without_password(&self.0)
+    }
+}
+
+/// `postgres://me:…@host/db`, also where the password is a parameter, and where the URL is not one: its scheme was forgotten, or
+/// the password not encoded.
 fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    if url.starts_with("sqlite:") {
+        return url.to_owned();
+    }
+    let (scheme, rest) = match url.find("://") {
+        Some(at) => url.split_at(at + 3),
+        None => ("", url),
+    };
+    let mut end = rest.find(['/', '?']).unwrap_or(rest.len());
+    if let Some((login, _)) = rest.rsplit_once('@')
+        && login.contains(':')
+        && !rest[..end].contains('@')
+    {
+        end = login.len() + 1;
+    }
+    let (authority, tail) = rest.split_at(end);
     let authority = match authority.rsplit_once('@') {
         Some((user, host)) => match user.split_once(':') {
             Some((user, _)) => format!("{user}:…@{host}"),
@@ -352,14 +410,14 @@ fn without_password(url: &str) -> String {
     let tail = match tail.split_once('?') {
         Some((path, query)) => {
             let parts = query.split('&').map(|part| match part.split_once('=') {
-                Some((name, _)) if name.contains("password") => format!("{name}=…"),
+                Some((name, _)) if name.contains("password") || name == "token" => format!("{name}=…"),
                 _ => part.to_owned(),
             });
             format!("{path}?{}", parts.collect::<Vec<_>>().join("&"))
         }
         None => tail.to_owned(),
     };
-    format!("{scheme}://{authority}{tail}")
+    format!("{scheme}{authority}{tail}")
 }
 
 /// A webhook endpoint of the configuration.
@@ -427,6 +485,18 @@ mod tests {
         );
         assert_eq!(without_password("nats://u:p@ss@host"), "nats://u:…@host");
         assert_eq!(without_password("sqlite:a@b:c"), "sqlite:a@b:c");
+        assert_eq!(without_password("nats://u:pw@host?token=pw"), "nats://u:…@host?token=…");
+        for plain in ["memory:", "store:", "nats://127.0.0.1:4222", "https://example.com:8443/hook?x=1"] {
+            assert_eq!(without_password(plain), plain);
+        }
+    }
+
+    #[test]
+    fn the_password_of_a_url_that_is_none_is_not_shown_either() {
+        assert_eq!(without_password("u:pw@host:4222/x?token=pw"), "u:…@host:4222/x?token=…");
+        assert_eq!(without_password("nats:u:pw@host"), "nats:…@host");
+        assert_eq!(without_password("nats:/u:pw@host"), "nats:…@host");
+        assert_eq!(without_password("nats://u:p/w?x@host/y"), "nats://u:…@host/y");
         assert_eq!(format!("{:?}", Secret("whsec_x".to_owned())), "Secret(…)");
     }
 }

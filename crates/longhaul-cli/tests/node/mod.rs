@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use longhaul::TaskId;
@@ -55,6 +56,8 @@ pub struct Node {
     /// `http://127.0.0.1:PORT`.
     pub url: String,
     http: reqwest::Client,
+    /// Sent with every request.
+    token: Option<String>,
 }
 
 impl Node {
@@ -63,7 +66,7 @@ impl Node {
         Self::start_at(store, manifests, "127.0.0.1:0", &[]).await
     }
 
-    /// Starts one at an address, with more in its environment.
+    /// Starts one at an address, with more in its environment. One that wants a token is asked with `LONGHAUL_TOKEN`.
     pub async fn start_at(store: &Store, manifests: &Path, listen: &str, env: &[(&str, &str)]) -> Self {
         // Another may have installed it already.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -96,7 +99,8 @@ impl Node {
             }
         });
         let http = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().expect("a client");
-        let node = Self { child, url, http };
+        let token = env.iter().find(|(name, _)| *name == "LONGHAUL_TOKEN").map(|(_, token)| (*token).to_owned());
+        let node = Self { child, url, http, token };
         node.until("/readyz", |_, status| status == 200).await;
         node.until("/v1/handlers", |answer, _| answer["handlers"].as_array().is_some_and(|all| !all.is_empty()))
             .await;
@@ -106,7 +110,10 @@ impl Node {
     /// An address that nobody listens at, below those that the kernel gives to outgoing connections: a node that is
     /// started again at it finds it free.
     pub fn free_address() -> String {
-        let start = u16::try_from(std::process::id() % 9_000).expect("small");
+        // Tests that run side by side look at different ports: a free one is taken only a moment later.
+        static ASKED: AtomicU16 = AtomicU16::new(0);
+        let start = u16::try_from(std::process::id() % 9_000).expect("small")
+            + ASKED.fetch_add(50, Ordering::Relaxed) % 9_000;
         let ports = (0..9_000).map(|offset| 21_000 + (start + offset) % 9_000);
         let free = ports.into_iter().find(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
         format!("127.0.0.1:{}", free.expect("a free port"))
@@ -120,6 +127,9 @@ impl Node {
 
     pub async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
         let mut request = self.http.request(method, format!("{}{path}", self.url));
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }

@@ -1,6 +1,6 @@
 //! MCP over HTTP, on `/mcp`.
 //!
-//! Who asks was found out before (`auth.rs`). Here: pages of other origins are refused, bodies are read within the server's
+//! Who asks was found out before, and pages of other origins were refused (`auth.rs`). Here, bodies are read within the server's
 //! bounds, and sessions are kept in theirs. Since revision 2026-07-28 every request stands for itself and any server of a cluster can
 //! answer it. Clients of earlier revisions have a session, which lives in one process: another one does not know it, says so
 //! with 404, and the client begins a new one. A session belongs to who began it: its id is signed with their name and tenant.
@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -22,16 +22,20 @@ use rmcp::handler::server::ServerHandler;
 use rmcp::transport::streamable_http_server::session::SessionManager;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use serde_json::{Value, json};
 use sha2::Sha256;
 
-use super::Mcp;
-use crate::auth::{Caller, Viewer, own_origin};
+use super::{Mcp, listen};
+use crate::auth::{Caller, Viewer};
 use crate::body;
 use crate::problem::Problem;
+use crate::routes::json_answer;
 use crate::state::App;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
-const REVISION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+pub(super) const REVISION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+const NEEDS_SESSION: &str = "send the header Mcp-Session-Id, which initialize gives; or a request of revision 2026-07-28, which needs none";
+const NO_SESSION: &str = "there is no such session here; begin a new one with initialize";
 /// The first revision without sessions.
 const STATELESS: &str = "2026-07-28";
 /// How many sessions there are at once in this process, and of one token.
@@ -56,22 +60,29 @@ pub(crate) fn route<H: ServerHandler>(
         .disable_allowed_hosts()
         .disable_allowed_origins();
     let of_session = app.clone();
-    let service = StreamableHttpService::new(
-        move || Ok(handler(Mcp::new(of_session.clone(), None))),
-        Arc::clone(&sessions.manager),
-        config,
-    );
+    let handler = Arc::new(move || handler(Mcp::new(of_session.clone(), None)));
+    let make = Arc::clone(&handler);
+    let service = StreamableHttpService::new(move || Ok(make()), Arc::clone(&sessions.manager), config);
     let answer = async move |State(app): State<App>, Viewer(caller): Viewer, request: Request| {
         sessions.tidy().await;
-        own_origin(&app, request.headers())?;
         let (mut parts, body) = request.into_parts();
         let open = sessions.enter(&mut parts.headers, &parts.method, &caller)?;
         let body = match parts.method {
-            Method::POST => Body::from(body::read(body, &parts.headers, &app).await?),
-            _ => body,
+            Method::POST => {
+                let body = body::read(body, &parts.headers, &app).await?;
+                match listen::before(&caller, &*handler, &parts.headers, body).await {
+                    Ok(body) => body,
+                    Err(answer) => return Ok(answer),
+                }
+            }
+            _ => Bytes::new(),
         };
         let leaves = parts.method == Method::DELETE;
-        let mut answer = service.handle(Request::from_parts(parts, body)).await;
+        let kind = parts.headers.get(header::CONTENT_TYPE).cloned();
+        let mut answer = service.handle(Request::from_parts(parts, Body::from(body.clone()))).await;
+        if !answer.status().is_success() && !answer.headers().contains_key(header::CONTENT_TYPE) {
+            return Ok(refusal(answer.status(), answer.into_body(), kind.as_ref(), &body).await);
+        }
         if leaves && answer.status().is_success() {
             sessions.forget(open.as_ref());
         }
@@ -86,6 +97,63 @@ pub(crate) fn route<H: ServerHandler>(
         Ok::<_, Problem>(answer.into_response())
     };
     axum::routing::get(answer.clone()).post(answer.clone()).delete(answer)
+}
+
+/// What rmcp refuses in plain words, as it is refused everywhere else here: what is no message of the protocol by an error of JSON-RPC,
+/// a request whose head is wrong by a problem.
+async fn refusal<B: HttpBody>(status: StatusCode, words: B, kind: Option<&HeaderValue>, sent: &[u8]) -> Response {
+    let words = words.collect().await.map(|words| words.to_bytes()).unwrap_or_default();
+    let words = String::from_utf8_lossy(&words);
+    let words = words.split_once(": ").map_or(&*words, |(_, words)| words);
+    let is_json = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let problem = match status {
+        StatusCode::UNSUPPORTED_MEDIA_TYPE if is_json => return no_message(sent),
+        StatusCode::BAD_REQUEST if words == "Session ID is required" => match no_session(sent) {
+            Some(answer) => return answer,
+            None => Problem::new("invalid_parameter", NEEDS_SESSION),
+        },
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+            Problem::new("unsupported_media_type", "a message must come with Content-Type: application/json")
+        }
+        StatusCode::NOT_ACCEPTABLE => {
+            Problem::new("not_acceptable", "send Accept: application/json, text/event-stream")
+        }
+        StatusCode::METHOD_NOT_ALLOWED => Problem::new("method_not_allowed", "messages are sent by POST"),
+        StatusCode::NOT_FOUND => Problem::new("not_found", NO_SESSION),
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::new("too_large", words),
+        status if status.is_client_error() => Problem::new("invalid_parameter", words),
+        _ => {
+            tracing::error!(%status, words, "the MCP server failed");
+            Problem::new("internal", "the server failed; its log says how")
+        }
+    };
+    problem.into_response()
+}
+
+/// What is answered to something that is no message: it is no JSON, or JSON of another kind.
+fn no_message(sent: &[u8]) -> Response {
+    let mut error = match serde_json::from_slice::<Value>(sent) {
+        Err(error) => json!({"id": null, "error": {"code": -32700, "message": format!("not JSON: {error}")}}),
+        Ok(message) => {
+            let id = Some(&message["id"]).filter(|id| id.is_string() || id.is_number());
+            let why = "not a message of the protocol: one object with jsonrpc \"2.0\", a method and its params";
+            json!({"id": id, "error": {"code": -32600, "message": why}})
+        }
+    };
+    error["jsonrpc"] = "2.0".into();
+    json_answer(StatusCode::BAD_REQUEST, &error)
+}
+
+/// A session that cannot begin, because what should begin it cannot be read.
+fn no_session(sent: &[u8]) -> Option<Response> {
+    let message = serde_json::from_slice::<Value>(sent).ok()?;
+    if message["method"] != "initialize" {
+        return None;
+    }
+    let why = super::misread("initialize", message["params"].clone()).unwrap_or_default();
+    let why = format!("the params of initialize cannot be read: {why}");
+    let error = json!({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32602, "message": why}});
+    Some(json_answer(StatusCode::BAD_REQUEST, &error))
 }
 
 /// The sessions of clients of revisions before 2026-07-28.
@@ -156,8 +224,7 @@ impl Sessions {
             }
             return Ok(None);
         };
-        let unknown =
-            || Problem::new("not_found", "there is no such session here; begin a new one with initialize");
+        let unknown = || Problem::new("not_found", NO_SESSION);
         let named = named.to_str().map_err(|_| unknown())?;
         let session = named.split_once('.').map(|(session, _)| session.to_owned()).ok_or_else(unknown)?;
         if self.signed(&session, caller) != named {

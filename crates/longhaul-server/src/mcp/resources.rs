@@ -18,6 +18,9 @@ use crate::state::App;
 const STATE_TEMPLATE: &str = "state://agents/{agent_id}/tasks/{task_id}";
 /// The template of the artifacts.
 const ARTIFACT_TEMPLATE: &str = "artifact://tasks/{task_id}/{artifact_id}";
+/// What the URIs of each begin with.
+const STATES: &str = "state://agents/";
+const ARTIFACTS: &str = "artifact://tasks/";
 /// How many tasks are looked at for one page.
 const PAGE: usize = 50;
 /// How many of them at once.
@@ -41,11 +44,11 @@ impl Named {
     pub(super) fn parse(uri: &str) -> Result<Self, Problem> {
         let nothing = || Problem::not_found("resource", uri);
         let decode = |piece: &str| percent_decode_str(piece).decode_utf8().ok().map(|piece| piece.into_owned());
-        let named = if let Some(rest) = uri.strip_prefix("state://agents/") {
+        let named = if let Some(rest) = uri.strip_prefix(STATES) {
             rest.split_once("/tasks/").and_then(|(agent, task)| {
                 Some(Self::State { agent: decode(agent)?, task: decode(task)?.parse().ok()? })
             })
-        } else if let Some(rest) = uri.strip_prefix("artifact://tasks/") {
+        } else if let Some(rest) = uri.strip_prefix(ARTIFACTS) {
             rest.split_once('/').and_then(|(task, artifact)| {
                 Some(Self::Artifact { task: decode(task)?.parse().ok()?, artifact: decode(artifact)? })
             })
@@ -101,6 +104,22 @@ pub(super) async fn state(client: &Client, task: TaskId, agent: Option<&str>) ->
         "version": version,
         "agent_state": state,
     }))
+}
+
+/// Whether a URI is one of those that are answered here.
+pub(super) fn is_ours(uri: &str) -> bool {
+    uri.starts_with(STATES) || uri.starts_with(ARTIFACTS)
+}
+
+/// The task whose state a URI names, if it is there for this client. It may have no state yet.
+pub(super) async fn watchable(client: &Client, uri: &str) -> Result<TaskId, Problem> {
+    let Named::State { agent, task } = Named::parse(uri)? else {
+        return Err(Problem::not_found("resource that changes", uri));
+    };
+    if client.task(task).await?.handler != agent {
+        return Err(Problem::not_found("state of task", &task.to_string()));
+    }
+    Ok(task)
 }
 
 /// What a URI names, read.

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use longhaul::request::Submit;
 use longhaul::{AskKind, Client, Role, TaskId};
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use crate::problem::Problem;
 use crate::routes::Commands;
 use crate::routes::artifacts::piece;
 use crate::routes::people::{Approval, Question, of_kind};
-use crate::routes::tasks::{ListParams, Submit};
+use crate::routes::tasks::{ListParams, accept};
 use crate::schema as shapes;
 use crate::state::App;
 
@@ -355,7 +356,7 @@ async fn submit(
 ) -> Result<Value, Problem> {
     caller.has(Role::Submitter)?;
     let submit: Submit = arguments(given)?;
-    written(&submit.accept(app, &caller.client, traceparent).await?)
+    written(&accept(submit, app, &caller.client, traceparent).await?)
 }
 
 async fn patch(caller: &Caller, given: &JsonObject) -> Result<Value, Problem> {

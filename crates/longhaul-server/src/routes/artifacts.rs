@@ -64,7 +64,7 @@ async fn known(client: &Client, task: TaskId) -> Result<Vec<ArtifactRef>, Proble
         (status = 206, description = "The range", headers(("Content-Range" = String, description = "Which bytes, of how many")),
          content((Vec<u8> = "application/octet-stream"), (String = "text/plain"))),
         (status = 304, description = "It is the one that the client has")))]
-async fn content(
+pub(crate) async fn content(
     State(app): State<App>,
     Viewer(caller): Viewer,
     OfTask(task, id): OfTask<String>,

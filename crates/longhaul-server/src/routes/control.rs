@@ -147,6 +147,10 @@ impl Commands<'_> {
 
     /// Changes the state; with `version`, only when it is still that one. Gives the new version.
     pub(crate) async fn patch(&self, body: &[u8], version: Option<u64>) -> Result<u64, Problem> {
+        // Serde would take the members of an array for fields, in their order.
+        if !body.trim_ascii_start().starts_with(b"{") {
+            return Err(Problem::new("invalid_field", "a patch is an object"));
+        }
         let patch = parse(body)?;
         // A task that has none yet gets one only from its own run.
         if self.client.state(self.task).await?.is_none() {

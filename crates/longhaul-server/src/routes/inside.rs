@@ -11,7 +11,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Commands, json_answer};
-use crate::auth::{Operator, Viewer};
+use crate::auth::{Operator, Viewer, grant_stream};
 use crate::body::{Json, OfTask};
 use crate::problem::Problem;
 use crate::schema;
@@ -114,6 +114,6 @@ async fn stream_token(
     OfTask(id, ()): OfTask,
 ) -> Result<Response, Problem> {
     caller.client.task(id).await?;
-    let (token, until) = app.stream_key().grant(&caller, id).await?;
+    let (token, until) = grant_stream(&app, &caller, id).await?;
     Ok(json_answer(StatusCode::OK, &StreamToken { token, expires_at: until.to_string() }))
 }

@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use longhaul::request::{Span, Submit};
 use longhaul::{Missed, Schedule, When};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -11,13 +12,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::json_answer;
-use super::tasks::Submit;
+use super::tasks::new_task;
 use crate::auth::{Operator, Viewer};
 use crate::body::{Json, Segment};
 use crate::problem::Problem;
 use crate::schema;
 use crate::state::App;
-use crate::time::Span;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -98,7 +98,7 @@ async fn save(
     Segment(name): Segment,
     Json(body): Json<ScheduleBody>,
 ) -> Result<Response, Problem> {
-    let task = body.task.into_task(&app, &caller.client).await?;
+    let task = new_task(body.task, &app, &caller.client).await?;
     let schedule = match (body.cron, body.every) {
         (Some(cron), None) => {
             let schedule = Schedule::cron(name, cron, task);

@@ -1,18 +1,16 @@
 //! Submitting, reading, listing, waiting for and deleting tasks.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jiff::Timestamp;
-use longhaul::task::Deadline;
-use longhaul::{Client, Error, Filter, NewTask, State, Task, TaskId, Webhook};
+use longhaul::request::{NoHandler, Submit, only_handler};
+use longhaul::{Client, Error, Filter, NewTask, State, Task, TaskId};
 use serde::Deserialize;
 use serde_json::json;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,7 +22,7 @@ use crate::problem::Problem;
 use crate::request::RequestContext;
 use crate::schema;
 use crate::state::App;
-use crate::time::{Span, span};
+use crate::time::span;
 
 /// How long `wait` waits at most, so that proxies do not cut it off.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
@@ -40,130 +38,35 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .routes(routes!(export))
 }
 
-/// A task to be run. Every field but what the handler needs is optional.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Submit {
-    /// What runs it; without, the server's default or the only one there is.
-    handler: Option<String>,
-    /// Its argument, any JSON.
-    #[schema(value_type = Option<serde_json::Value>)]
-    input: Option<Box<RawValue>>,
-    /// The input, when it is a string: the same under another name.
-    user_input: Option<String>,
-    /// The line it stands in, `default` without.
-    queue: Option<String>,
-    /// 0 to 9, larger first, 5 without.
-    #[schema(value_type = Option<i32>, minimum = 0, maximum = 9)]
-    priority: Option<u8>,
-    /// Not to be started before.
-    #[schema(value_type = Option<String>, format = "date-time")]
-    run_at: Option<Timestamp>,
-    /// When it must be over.
-    #[schema(value_type = Option<String>, format = "date-time")]
-    deadline: Option<Timestamp>,
-    /// How long it may take from now on, instead of `deadline`: `5m`.
-    #[schema(value_type = Option<String>)]
-    timeout: Option<Span>,
-    /// At most so many tasks with this key run at once as its limit says, one without a limit.
-    concurrency_key: Option<String>,
-    /// Where to tell how it ended.
-    webhook: Option<WebhookBody>,
-    /// Free labels to filter by.
-    tags: Option<BTreeMap<String, String>>,
-    /// How many runs may end with the handler's error, 3 without.
-    #[schema(value_type = Option<i32>, minimum = 1, maximum = 1000)]
-    max_attempts: Option<u32>,
-    /// As the header `Idempotency-Key`: the same key and content is the same task.
-    key: Option<String>,
-    /// An equal submit within this time is the same task: `10s`.
-    #[schema(value_type = Option<String>)]
-    dedupe_window: Option<Span>,
+/// Submits it. When this returns, the task is on disk, or is the one accepted before.
+pub(crate) async fn accept(
+    submit: Submit,
+    app: &App,
+    client: &Client,
+    traceparent: Option<String>,
+) -> Result<Task, Problem> {
+    let mut task = new_task(submit, app, client).await?;
+    task.traceparent = traceparent;
+    let asked = task.clone();
+    let accepted = client.submit(task).await?;
+    app.metrics().submitted(1);
+    if accepted.new { Ok(Task::accepted(asked, &accepted)) } else { Ok(client.task(accepted.id).await?) }
 }
 
-/// Where a task's events go.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct WebhookBody {
-    /// http or https.
-    url: String,
-    /// Which types: `task.completed`, `task.*`, `*`; the final ones without.
-    #[serde(default)]
-    events: Vec<String>,
-}
-
-impl Submit {
-    /// The task that is asked for.
-    pub(crate) async fn into_task(self, app: &App, client: &Client) -> Result<NewTask, Problem> {
-        let input = match (self.input, self.user_input) {
-            (Some(_), Some(_)) => {
-                return Err(Problem::field("user_input", "is another name of 'input'; give one of them"));
-            }
-            (Some(input), None) => input,
-            (None, Some(text)) => to_raw_value(&text)
-                .map_err(|error| Problem::field("user_input", format!("cannot be kept: {error}")))?,
-            (None, None) if self.handler.is_none() => {
-                return Err(Problem::field("input", "is missing, and so is 'handler'; say what is to be done"));
-            }
-            (None, None) => RawValue::NULL.to_owned(),
-        };
-        let handler = match self.handler {
-            Some(handler) => handler,
-            None => default_handler(app, client).await?,
-        };
-        let mut task = NewTask::with_raw(handler, input);
-        task.deadline = match (self.deadline, self.timeout) {
-            (Some(_), Some(_)) => {
-                return Err(Problem::field("timeout", "and 'deadline' say the same; give one of them"));
-            }
-            (Some(at), None) => Some(Deadline::At(at)),
-            (None, timeout) => timeout.map(|timeout| Deadline::After(timeout.0)),
-        };
-        if let Some(queue) = self.queue {
-            task.queue = queue;
-        }
-        if let Some(priority) = self.priority {
-            task.priority = priority;
-        }
-        if let Some(max_attempts) = self.max_attempts {
-            task.max_attempts = max_attempts;
-        }
-        task.key = self.key;
-        task.run_at = self.run_at;
-        task.concurrency_key = self.concurrency_key;
-        task.tags = self.tags.unwrap_or_default();
-        task.dedupe_window = self.dedupe_window.map(|window| window.0);
-        task.webhook = self.webhook.map(|webhook| Webhook { url: webhook.url, events: webhook.events });
-        task.validate()?;
-        Ok(task)
-    }
-
-    /// Submits it. When this returns, the task is on disk, or is the one accepted before.
-    pub(crate) async fn accept(
-        self,
-        app: &App,
-        client: &Client,
-        traceparent: Option<String>,
-    ) -> Result<Task, Problem> {
-        let mut task = self.into_task(app, client).await?;
-        task.traceparent = traceparent;
-        let asked = task.clone();
-        let accepted = client.submit(task).await?;
-        app.metrics().submitted(1);
-        if accepted.new { Ok(Task::accepted(asked, &accepted)) } else { Ok(client.task(accepted.id).await?) }
-    }
+/// The task that is asked for.
+pub(super) async fn new_task(submit: Submit, app: &App, client: &Client) -> Result<NewTask, Problem> {
+    submit.into_task(async || default_handler(app, client).await).await
 }
 
 async fn default_handler(app: &App, client: &Client) -> Result<String, Problem> {
     if let Some(handler) = &app.settings().default_handler {
         return Ok(handler.clone());
     }
-    let mut handlers = client.handlers().await?;
-    match (handlers.pop(), handlers.len()) {
-        (Some(only), 0) => Ok(only.name),
-        (None, _) => Err(Problem::new("unknown_handler", "no worker has registered a handler; start one first")),
-        _ => Err(Problem::field("handler", "is missing, and there are several; say which")),
-    }
+    only_handler(client).await.map_err(|none| match none {
+        NoHandler::Nobody => Problem::new("unknown_handler", none.to_string()),
+        NoHandler::Several => Problem::field("handler", none),
+        NoHandler::Client(error) => error.into(),
+    })
 }
 
 /// Submits a task. When this is answered, the task is on disk.
@@ -182,7 +85,7 @@ async fn submit(
     if let Some(key) = idempotency_key(&headers)? {
         body.key = Some(key);
     }
-    let task = body.accept(&app, &caller.client, Some(context.traceparent)).await?;
+    let task = accept(body, &app, &caller.client, Some(context.traceparent)).await?;
     let mut response = json_answer(StatusCode::ACCEPTED, &task);
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/tasks/{}", task.id)) {
         response.headers_mut().insert(header::LOCATION, location);
@@ -259,7 +162,7 @@ async fn batch_task(
     entry: &RawValue,
 ) -> Result<NewTask, Problem> {
     let submit: Submit = crate::body::parse(entry.get().as_bytes())?;
-    let mut task = submit.into_task(app, client).await?;
+    let mut task = new_task(submit, app, client).await?;
     task.traceparent = Some(context.traceparent.clone());
     Ok(task)
 }
@@ -399,6 +302,6 @@ pub(crate) fn wait_time(asked: Option<&str>) -> Result<Duration, Problem> {
 /// Everything that is kept of a task, in one document.
 #[utoipa::path(get, path = "/v1/tasks/{id}/export", tag = "tasks", params(("id" = String, Path, description = "The task's id")),
     responses((status = 200, description = "Task, events, steps, state, questions and approvals", body = serde_json::Value)))]
-async fn export(Viewer(caller): Viewer, OfTask(id, ()): OfTask) -> Result<Response, Problem> {
+pub(crate) async fn export(Viewer(caller): Viewer, OfTask(id, ()): OfTask) -> Result<Response, Problem> {
     Ok(json_answer(StatusCode::OK, &caller.client.export(id).await?).into_response())
 }

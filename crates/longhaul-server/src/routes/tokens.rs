@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use longhaul::request::Span;
 use longhaul::{NewToken, Role};
 use serde::Deserialize;
 use serde_json::json;
@@ -15,7 +16,6 @@ use crate::body::{Json, Segment};
 use crate::problem::Problem;
 use crate::schema;
 use crate::state::App;
-use crate::time::Span;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(revoke))

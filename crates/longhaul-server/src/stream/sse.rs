@@ -57,7 +57,7 @@ async fn events(
 }
 
 /// The events of a task, and what its model writes meanwhile.
-struct TaskStream {
+pub(crate) struct TaskStream {
     /// Frames of events. A stream, so that reading goes on where it was whatever else comes in between.
     events: BoxStream<'static, Result<(String, u64), Problem>>,
     live: Live,
@@ -66,7 +66,7 @@ struct TaskStream {
 }
 
 impl TaskStream {
-    fn new(events: Events, live: Live, last: u64) -> Self {
+    pub(crate) fn new(events: Events, live: Live, last: u64) -> Self {
         let events = try_unfold(events, |mut events| async move {
             Ok(event_frames(&mut events).await?.map(|frames| (frames, events)))
         });

@@ -4,7 +4,6 @@ use std::pin::pin;
 
 use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
-use axum::http::HeaderMap;
 use axum::response::Response;
 use futures_util::stream::{BoxStream, try_unfold};
 use futures_util::{StreamExt, TryStreamExt};
@@ -17,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::live_frame;
-use crate::auth::{Anyone, Caller, own_origin};
+use crate::auth::{Anyone, Caller};
 use crate::body::{OfTask, Params, parse};
 use crate::problem::Problem;
 use crate::routes::Commands;
@@ -48,12 +47,10 @@ async fn channel(
     State(app): State<App>,
     Anyone(caller): Anyone,
     OfTask(id, ()): OfTask,
-    headers: HeaderMap,
     Params(params): Params<ChannelParams>,
     upgrade: Result<WebSocketUpgrade, axum::extract::ws::rejection::WebSocketUpgradeRejection>,
 ) -> Result<Response, Problem> {
     let upgrade = upgrade.map_err(|error| Problem::new("invalid_parameter", error.body_text()))?;
-    own_origin(&app, &headers)?;
     caller.may_follow(id)?;
     let after = params.after.unwrap_or(0);
     let live = caller.client.live(id);

@@ -139,12 +139,8 @@ impl<'a> Wire<'a> {
     /// What tells of changes of these resources, from when this returns on.
     pub async fn watch(&self, uris: &[&str]) -> Messages {
         if self.revision == MODERN {
-            let response =
-                self.post("subscriptions/listen", json!({"notifications": {"resourceSubscriptions": uris}})).await;
-            assert_eq!(response.status(), 200);
-            let mut messages = Messages::of(response);
-            let first = messages.next().await.expect("an acknowledgement");
-            assert_eq!(first["method"], "notifications/subscriptions/acknowledged", "{first}");
+            let mut messages = self.listen(uris).await;
+            assert_eq!(messages.acknowledged().await, uris);
             return messages;
         }
         let stream = self.stream().await;
@@ -152,6 +148,14 @@ impl<'a> Wire<'a> {
             self.result("resources/subscribe", json!({"uri": uri})).await;
         }
         stream
+    }
+
+    /// Everything that is answered to who wants to listen.
+    pub async fn listen(&self, uris: &[&str]) -> Messages {
+        let filter = json!({"notifications": {"resourceSubscriptions": uris}});
+        let response = self.post("subscriptions/listen", filter).await;
+        assert_eq!(response.status(), 200);
+        Messages::of(response)
     }
 
     /// The stream on which a session's notifications come.
@@ -211,6 +215,14 @@ impl Messages {
                 Some(Err(_)) | None => return None,
             }
         }
+    }
+
+    /// What the first message, an acknowledgement, says that will be told of.
+    pub async fn acknowledged(&mut self) -> Vec<String> {
+        let first = self.next().await.expect("an acknowledgement");
+        assert_eq!(first["method"], "notifications/subscriptions/acknowledged", "{first}");
+        let uris = first["params"]["notifications"]["resourceSubscriptions"].as_array();
+        uris.into_iter().flatten().map(|uri| uri.as_str().expect("a URI").to_owned()).collect()
     }
 
     /// The answer to the request.

@@ -5,6 +5,12 @@ use crate::store::{HandlerInfo, Stats};
 use crate::task::{check_name, timestamp};
 
 impl Client {
+    /// A name that all processes on this store agree on and no others have; made when it is first asked for.
+    pub async fn store_name(&self) -> Result<String, Error> {
+        let fresh = uuid::Uuid::now_v7().simple().to_string();
+        Ok(self.engine.store.kept_secret("store_name", &fresh).await?)
+    }
+
     /// Lets the tasks of a queue rest, or go on. Tasks that run already go on either way; those that wait
     /// stay in line, and their deadlines pass. The queue need not be known. Says whether that changed
     /// anything.

@@ -4,25 +4,16 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::watch;
 use uuid::Uuid;
 
+use super::pages::Pages;
+use super::patterns::Patterns;
 use crate::engine::Engine;
 use crate::event::Event;
 use crate::store::StoreError;
-use crate::store::feed::{FIRST_SPAN, FeedRow, Place};
+use crate::store::feed::{FeedRow, PAGE_ROWS, Place};
 use crate::task::Invalid;
-
-/// How long to the next look without a hint, at first and at most.
-const FIRST_LOOK: Duration = Duration::from_millis(20);
-const LAST_LOOK: Duration = Duration::from_secs(1);
-/// How long after a hint to look.
-const GATHER: Duration = Duration::from_millis(5);
-/// The most patterns of one reader, and the longest.
-const MAX_PATTERNS: usize = 64;
-const MAX_PATTERN: usize = 128;
 
 /// A place in the events of all tasks. Its text is opaque; keep it and come back with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,21 +70,16 @@ fn parse(text: &str) -> Option<Cursor> {
 /// The events of all tasks of a tenant, without end. Those of one task come in their order; after a
 /// reconnect with the cursor of the last one, the rest follows, and nothing is missed.
 pub struct AllEvents {
-    engine: Arc<Engine>,
-    news: watch::Receiver<u64>,
+    pages: Pages,
     tenant: Arc<str>,
-    patterns: Vec<String>,
+    patterns: Patterns,
     kind: char,
     /// Read and not given yet, each with the cursor after it.
     read: VecDeque<(Event, Cursor)>,
-    /// Where the next read begins.
-    next: Place,
-    span: i64,
-    /// Up to where events of the row at `next` were given before.
+    /// Up to where events of the row that is read next were given before.
     given: u64,
     /// After everything that was given or passed by.
     cursor: Cursor,
-    pause: Duration,
 }
 
 impl AllEvents {
@@ -103,9 +89,9 @@ impl AllEvents {
         after: Option<&Cursor>,
     ) -> Result<Self, crate::client::Error> {
         let kind = engine.store.feed_kind();
-        // Heard from before the first look, so that nothing falls between them.
-        let news = engine.hints.on_told();
-        let now = engine.store.feed_now().await?;
+        // Made before the first look, so that it hears of what happens since.
+        let mut pages = Pages::new(engine, Place::START, PAGE_ROWS);
+        let now = pages.now().await?;
         let (next, given) = match after {
             None => (now, 0),
             Some(cursor) if cursor.kind.is_some_and(|of| of != kind) || cursor.place.order > now.order => {
@@ -114,36 +100,14 @@ impl AllEvents {
             }
             Some(cursor) => (cursor.place, cursor.given),
         };
+        pages.next = next;
         let cursor = Cursor { kind: Some(kind), place: next, given };
-        let (read, patterns) = (VecDeque::new(), Vec::new());
-        Ok(Self {
-            engine,
-            news,
-            tenant,
-            patterns,
-            kind,
-            read,
-            next,
-            span: FIRST_SPAN,
-            given,
-            cursor,
-            pause: FIRST_LOOK,
-        })
+        Ok(Self { pages, tenant, patterns: Patterns::default(), kind, read: VecDeque::new(), given, cursor })
     }
 
     /// Only events of these types: exact ones (`task.completed`), or all that begin so (`task.*`, `*`).
     pub fn types<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Result<Self, Invalid> {
-        let patterns: Vec<String> = patterns.into_iter().map(Into::into).collect();
-        let plain = |pattern: &String| {
-            let name = pattern.strip_suffix('*').unwrap_or(pattern);
-            let whole = pattern == "*" || !pattern.ends_with('*') || name.ends_with('.');
-            !pattern.is_empty() && pattern.len() <= MAX_PATTERN && whole && !name.contains('*')
-        };
-        if patterns.len() > MAX_PATTERNS || !patterns.iter().all(plain) {
-            let problem = format!("must be at most {MAX_PATTERNS} of the form 'task.completed', 'task.*' or '*'");
-            return Err(Invalid::new("types", problem));
-        }
-        self.patterns = patterns;
+        self.patterns = Patterns::new(patterns)?;
         Ok(self)
     }
 
@@ -161,41 +125,27 @@ impl AllEvents {
                 self.cursor = cursor.clone();
                 return Ok((event, cursor));
             }
-            let page = self.engine.store.feed(self.next, self.span).await?;
-            self.take(&page.rows);
-            (self.next, self.span) = (page.next, page.span);
+            let from = self.pages.next;
+            let page = self.pages.read().await?;
+            self.take(from, &page.rows);
             // A row that was given in part is on the page, or gone.
             self.given = 0;
             if self.read.is_empty() {
-                self.cursor = Cursor { kind: Some(self.kind), place: self.next, given: 0 };
-            }
-            if !self.read.is_empty() || page.more {
-                self.pause = FIRST_LOOK;
-                continue;
-            }
-            if !page.held {
-                self.pause = LAST_LOOK;
-            }
-            // A hint, or the time; either way it is time to look.
-            if let Ok(Ok(())) = tokio::time::timeout(self.pause, self.news.changed()).await {
-                // What comes together is read together.
-                tokio::time::sleep(GATHER).await;
-                self.pause = FIRST_LOOK;
-            } else {
-                self.pause = (self.pause * 2).min(LAST_LOOK);
+                self.cursor = Cursor { kind: Some(self.kind), place: self.pages.next, given: 0 };
+                self.pages.rest(&page).await;
             }
         }
     }
 
-    fn take(&mut self, rows: &[FeedRow]) {
+    fn take(&mut self, from: Place, rows: &[FeedRow]) {
         for FeedRow { place, task, tenant, row } in rows {
             if tenant.as_deref() != Some(&*self.tenant) {
                 continue;
             }
-            let given = if *place == self.next { self.given } else { 0 };
+            let given = if *place == from { self.given } else { 0 };
             let last = row.last_seq();
             for event in row.events_of(*task) {
-                if event.seq <= given || !wanted(&self.patterns, &event.kind) {
+                if event.seq <= given || !self.patterns.want(&event.kind) {
                     continue;
                 }
                 let (place, given) = if event.seq == last { (place.next(), 0) } else { (*place, event.seq) };
@@ -203,15 +153,6 @@ impl AllEvents {
             }
         }
     }
-}
-
-/// Whether an event of this type is asked for; no pattern asks for all.
-fn wanted(patterns: &[String], kind: &str) -> bool {
-    patterns.is_empty()
-        || patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
-            Some(prefix) => kind.starts_with(prefix),
-            None => pattern == kind,
-        })
 }
 
 #[cfg(test)]
@@ -248,17 +189,5 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Cursor>().expect_err(text).field, "cursor");
         }
-    }
-
-    #[test]
-    fn types_are_exact_or_begin_so() {
-        let patterns = ["task.*".to_owned(), "progress".to_owned()];
-        assert!(wanted(&patterns, "task.completed") && wanted(&patterns, "progress"));
-        assert!(
-            !wanted(&patterns, "tasks")
-                && !wanted(&patterns, "progress.more")
-                && !wanted(&patterns, "step.started")
-        );
-        assert!(wanted(&[], "anything") && wanted(&["*".to_owned()], "anything"));
     }
 }

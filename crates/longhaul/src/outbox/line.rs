@@ -11,6 +11,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::reply::{self, Replies, Reply};
 use super::webhook::{Sender, Sent};
 use super::{Counts, OutboxSettings};
 use crate::engine::Engine;
@@ -31,6 +32,7 @@ const SPARE: Duration = Duration::from_secs(45);
 pub(super) struct Deliverer {
     engine: Arc<Engine>,
     sender: Sender,
+    replies: Option<Arc<dyn Replies>>,
     settles: Batcher<Settles>,
     pace: Pace,
     timeout: Duration,
@@ -84,6 +86,7 @@ impl Deliverer {
         Self {
             engine: Arc::clone(engine),
             sender,
+            replies: settings.replies.clone(),
             settles: Batcher::start(Settles(Arc::clone(&engine.store)), 1),
             pace,
             timeout: settings.timeout,
@@ -189,6 +192,20 @@ impl Deliverer {
         attempts: u32,
         first_at: Option<i64>,
     ) -> Result<Option<Tried>, StoreError> {
+        let id = delivery_id(due.task, &due.destination, event.seq);
+        if let (Some(to), Some(replies)) = (&due.reply, &self.replies) {
+            let Some(task) = self.engine.store.task(&due.tenant, due.task).await? else { return Ok(None) };
+            let reply = Reply {
+                to: to.to.clone(),
+                correlation_id: to.correlation_id.clone(),
+                id,
+                tenant: due.tenant.clone(),
+                event: event.clone(),
+                task,
+            };
+            let sent = reply::send(&**replies, &reply, self.timeout).await;
+            return Ok(Some(self.judge(due, event, sent, attempts + 1, first_at)));
+        }
         let (body, _held) = {
             let _maker = self.makers.acquire().await;
             let Some(task) = self.engine.store.task(&due.tenant, due.task).await? else { return Ok(None) };
@@ -196,7 +213,6 @@ impl Deliverer {
             let kib = u32::try_from(body.len() / 1024 + 1).unwrap_or(BODIES_KIB).min(BODIES_KIB);
             (body, self.bodies.acquire_many(kib).await)
         };
-        let id = delivery_id(due.task, &due.destination, event.seq);
         let sent = self.sender.send(&due.webhook, id, body).await;
         Ok(Some(self.judge(due, event, sent, attempts + 1, first_at)))
     }
@@ -224,6 +240,11 @@ impl Deliverer {
             Sent::Delivered(status) => {
                 attempt.http_status = Some(status);
                 &self.counts.delivered
+            }
+            Sent::Replied => &self.counts.delivered,
+            Sent::Refused(error) => {
+                (attempt.status, attempt.error) = (DeliveryStatus::Dead, Some(error));
+                &self.counts.dead
             }
             Sent::Gone(error) => {
                 (attempt.status, attempt.http_status) = (DeliveryStatus::Dead, Some(410));

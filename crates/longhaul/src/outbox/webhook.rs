@@ -25,6 +25,10 @@ const MAX_EXCERPT_BYTES: usize = 256;
 pub(super) enum Sent {
     /// The receiver took it.
     Delivered(u16),
+    /// A reply reached its destination.
+    Replied,
+    /// A reply can never reach its destination.
+    Refused(String),
     /// The receiver wants nothing more.
     Gone(String),
     /// It did not.

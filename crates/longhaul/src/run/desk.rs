@@ -112,6 +112,18 @@ struct Ticket {
     waker: Option<Waker>,
 }
 
+impl Ticket {
+    /// Whether it does something outside as soon as it starts. Other operations begin with something that is
+    /// written, in one transaction with what the handler was given before.
+    fn acts_at_once(&self, unfinished: &Unfinished) -> bool {
+        match self.op {
+            Op::Step => !self.effect.needs_intent() || unfinished.doubt.is_some(),
+            Op::Lock | Op::Undo => true,
+            Op::Publish | Op::Patch | Op::Sleep | Op::Signal | Op::Question | Op::Approval | Op::Join => false,
+        }
+    }
+}
+
 /// How to undo a step, given its result.
 pub(super) struct Undo {
     pub(super) how: UndoHow,
@@ -154,6 +166,8 @@ pub(super) struct Desk {
     batch: u64,
     batches_done: u64,
     waiting_for_disk: Vec<(u64, Waker)>,
+    /// The batch with the newest outcome that was given before it is on disk and must not be lost.
+    given: u64,
     /// Everything recorded was given to the handler.
     live: bool,
     /// Something new was started: what the handler says from now on is new.
@@ -203,6 +217,7 @@ impl Desk {
             batch: 1,
             batches_done: 0,
             waiting_for_disk: Vec::new(),
+            given: 0,
             live: false,
             begun: false,
             early: Vec::new(),
@@ -547,21 +562,26 @@ impl Desk {
         false
     }
 
-    /// Lets operations without a record start, and those whose doubt was cleared start again.
+    /// Lets operations without a record start, and those whose doubt was cleared start again. What acts
+    /// on the world waits until everything that the handler was given is on disk.
     fn start(&mut self) -> bool {
         let mut started = false;
         if self.closing || self.suspending {
             return false;
         }
+        let settled = self.batches_done >= self.given;
         for key in self.line.take_fresh() {
             let Some(ticket) = self.tickets.get_mut(&key) else { continue };
+            let unfinished = || self.journal.unfinished(&key);
             let may = match &ticket.stage {
                 Stage::Asked => true,
-                Stage::Waiting(waiting) => {
-                    waiting.kind == "in_doubt" && self.journal.unfinished(&key).doubt.is_none()
-                }
+                Stage::Waiting(waiting) => waiting.kind == "in_doubt" && unfinished().doubt.is_none(),
                 _ => false,
             };
+            if may && !settled && ticket.acts_at_once(&unfinished()) {
+                self.line.may_start(key);
+                continue;
+            }
             if may {
                 ticket.stage = Stage::Granted;
                 if let Some(waker) = ticket.waker.take() {

@@ -609,7 +609,7 @@ async fn written(writing: &mut Option<Writing>) -> Written {
     }
 }
 
-pub(super) fn panicked(panic: &(dyn Any + Send)) -> TaskError {
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> TaskError {
     let message = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

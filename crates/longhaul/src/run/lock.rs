@@ -18,11 +18,14 @@ use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::record::Op;
 use crate::store::locks::{Link, News};
-use crate::store::{LockAction, LockChange};
+use crate::store::sessions::{LockInfo, Which};
+use crate::store::{LockAction, LockChange, LockToken};
 use crate::task::{check_name, timestamp};
 
 /// How long a lock is held at most, unless said otherwise.
 const MAX_HOLD: Duration = Duration::from_secs(3_600);
+/// How often a lock is looked at that someone wants to know the loss of, without a hint.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Run {
     /// Asks for a lock of this name and waits for it: no other task of the tenant has it at the same
@@ -130,7 +133,7 @@ impl IntoFuture for Acquire {
             let news = run.change_lock(&operation, &name, LockAction::Acquire { max_hold, within }).await?;
             let step = operation.key.1.clone();
             match news {
-                News::Granted { token, until } => {
+                News::Granted { token, until, service: _ } => {
                     Ok(Lock { run: run.clone(), name, token, until: timestamp(until) })
                 }
                 News::TimedOut => {
@@ -178,6 +181,34 @@ impl Lock {
     /// When it goes to the next in line, whatever the task does.
     pub fn until(&self) -> Timestamp {
         self.until
+    }
+
+    /// Name and token together: what [`Client::patch_state_under`](crate::Client::patch_state_under) wants.
+    pub fn proof(&self) -> LockToken {
+        LockToken { name: self.name.clone(), token: self.token }
+    }
+
+    /// Whether the task has it now, by the store. It can be lost the moment after: what must not happen
+    /// without the lock is refused by what it protects, by the token. To be asked in a step, since the
+    /// answer is another at every replay.
+    pub async fn is_held(&self) -> Result<bool, TaskError> {
+        let which = Which::One(self.name.clone());
+        let found = patiently(|| self.run.inner.engine.store.locks(self.run.tenant(), &which)).await;
+        let found = found.map_err(|error| TaskError::retryable("store", error.to_string()))?;
+        let now = timestamp(self.run.now_micros());
+        let held = |lock: &LockInfo| lock.token == Some(self.token) && lock.until.is_some_and(|until| until > now);
+        Ok(found.iter().any(held))
+    }
+
+    /// Returns when the task has lost the lock: `max_hold` has passed, or its session at the lock service was
+    /// lost. For a `select!` with long work inside of a step, which can stop then.
+    pub async fn lost(&self) -> Result<(), TaskError> {
+        let mut follow = self.run.inner.engine.hints.follow(self.run.id());
+        while self.is_held().await? {
+            // The log says so, in the moment; without a hint a look from time to time finds it.
+            let _ = tokio::time::timeout(LOOK_EVERY, follow.changed()).await;
+        }
+        Ok(())
     }
 
     /// Gives the lock back, once in the task's life; the next in line has it in the same moment. Says

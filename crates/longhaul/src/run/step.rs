@@ -15,6 +15,7 @@ use super::told::check_event_type;
 use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
+use crate::faults;
 use crate::meter::StepEnded;
 use crate::record::{Effect, Op, Record};
 use crate::retry::RetryPolicy;
@@ -306,6 +307,10 @@ where
         let mut tried = run.try_step(name, attempt);
         let context = run.context(&operation.key, attempt, tried.traceparent.take());
         let work = tried.watch(|| (self.work)(context));
+        let work = async {
+            faults::at("effect.before").await?;
+            faults::after("effect.after", work.await).await
+        };
         let outcome = match self.timeout {
             None => work.await,
             Some(limit) => tokio::time::timeout(limit, work)
@@ -532,16 +537,7 @@ impl Operation {
         let result = outcome.result;
         let given_after = None;
         let record = Record::Done { step, op: Op::Step, effect, attempt, started, result, undoable, given_after };
-        let batch = {
-            let mut desk = self.run.desk();
-            let part = self.key.0;
-            if deferred {
-                desk.defer(part, record, events)
-            } else {
-                let record = desk.of_part(part, record);
-                Some(desk.record(record, events))
-            }
-        };
+        let batch = self.run.desk().give(self.key.0, record, events, deferred);
         if let Some(batch) = batch {
             self.on_disk(batch).await;
         }

@@ -22,6 +22,7 @@ use crate::client::Client;
 use crate::client::undo::ChildUndo;
 use crate::error::TaskError;
 use crate::event::NewEvent;
+use crate::faults::{self, Mutant};
 use crate::record::{Effect, Op, Record};
 use crate::retry::RetryPolicy;
 
@@ -49,6 +50,9 @@ pub(super) async fn undo_all(run: Run) -> Result<Box<RawValue>, TaskError> {
     settle_doubts(&run).await?;
     let mut report = Report { undone: run.desk().journal().undone(), failed: Vec::new() };
     let mut left = run.desk().journal().undoable();
+    if faults::is(Mutant::UndoForward) {
+        left.reverse();
+    }
     let total = left.len();
     for (number, (key, result)) in left.drain(..).enumerate() {
         let message = format!("Undoing {}", key.1);
@@ -155,6 +159,7 @@ impl Operation {
         self.run.desk().tell(begun.at(started));
         let traceparent = tried.traceparent.take();
         let context = self.run.context_of(&(step.0, undo_name(step)), step, attempt, traceparent);
+        faults::at("undo.before").await?;
         // The function itself may panic, before there is a future.
         let call = || AssertUnwindSafe(async { work(context, result).await }).catch_unwind();
         let work = tried.watch(call);
@@ -165,7 +170,7 @@ impl Operation {
                 Err(_) => return Err(TaskError::retryable("timeout", format!("no result after {limit:?}"))),
             },
         };
-        outcome.unwrap_or_else(|panic| Err(panicked(&*panic)))
+        faults::after("undo.after", outcome.unwrap_or_else(|panic| Err(panicked(&*panic)))).await
     }
 
     /// Undoes what the tasks did that a step made, the last one first. Each is undone by a task of its own, and

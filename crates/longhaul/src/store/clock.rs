@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::faults::{self, Mutant};
 use crate::task::timestamp;
 
 /// See the module.
@@ -38,7 +39,8 @@ impl Clock {
 
     /// What tests have moved the clock by, microseconds.
     pub(crate) fn offset(&self) -> i64 {
-        self.offset.load(Ordering::Relaxed)
+        let local = if faults::is(Mutant::LeaseByLocalClock) { faults::clock_micros() } else { 0 };
+        self.offset.load(Ordering::Relaxed) + local
     }
 
     /// Takes over a time the store has just given. `offset` is the one it was asked with, which may
@@ -50,7 +52,7 @@ impl Clock {
 
 /// This host's wall clock, microseconds.
 pub(crate) fn wall_micros() -> i64 {
-    Timestamp::now().as_microsecond()
+    Timestamp::now().as_microsecond() + faults::clock_micros()
 }
 
 /// A duration in microseconds, bounded so that adding it to a time cannot overflow.

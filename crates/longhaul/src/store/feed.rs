@@ -12,9 +12,10 @@ use super::StoreError;
 use crate::event::LogRow;
 use crate::task::TaskId;
 
-/// How many rows one read looks at, and about how many bytes of events it gives.
+/// How many rows one read gives to someone who follows what happens.
 pub(crate) const PAGE_ROWS: usize = 500;
-pub(crate) const PAGE_BYTES: usize = 1024 * 1024;
+/// About how many bytes of events a read gives for each row it may give.
+pub(crate) const ROW_BYTES: usize = 2 * 1024;
 
 /// How many orders the first read spans.
 pub(crate) const FIRST_SPAN: i64 = 1_000;
@@ -27,9 +28,9 @@ pub trait FeedStore: Send + Sync {
     async fn feed_now(&self) -> Result<Place, StoreError>;
 
     /// The rows from `from` on, in the order of their places. `span` is that of the page before, or
-    /// `FIRST_SPAN`. Whatever is committed later has a place at or
-    /// after the page's `next`.
-    async fn feed(&self, from: Place, span: i64) -> Result<FeedPage, StoreError>;
+    /// `FIRST_SPAN`; `most` is how many rows are given, within a bound on their size. Whatever is committed
+    /// later has a place at or after the page's `next`.
+    async fn feed(&self, from: Place, span: i64, most: usize) -> Result<FeedPage, StoreError>;
 
     /// Tells this kind of store's places from another's.
     fn feed_kind(&self) -> char;
@@ -50,6 +51,11 @@ impl Place {
     /// Before everything of this order.
     pub(crate) fn of(order: i64) -> Self {
         Self { order, ..Self::START }
+    }
+
+    /// The first row from here on, where an order is a row's number: a place after that row is of the next.
+    pub(crate) fn first_row(self) -> i64 {
+        self.order + i64::from(self.seq > 0)
     }
 
     /// The next place that another row can have.

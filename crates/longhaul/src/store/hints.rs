@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{broadcast, watch};
 
+use crate::relay::Relayed;
 use crate::task::TaskId;
 
 /// The hints of one process.
@@ -18,6 +19,8 @@ pub struct Hints {
     ready: watch::Sender<u64>,
     /// Bumped when the keeper has something to do at once.
     due: watch::Sender<u64>,
+    /// Bumped when someone must turn to the lock service.
+    sessions: watch::Sender<u64>,
     /// Bumped when other processes changed something, it is not known what.
     anything: watch::Sender<u64>,
     /// Bumped when any task may have new events.
@@ -26,6 +29,8 @@ pub struct Hints {
     followed: Mutex<HashMap<TaskId, Followed>>,
     /// Tasks that someone asked something of.
     controlled: broadcast::Sender<TaskId>,
+    /// Whoever passes hints on to other processes.
+    relayed: Arc<Relayed>,
 }
 
 #[derive(Debug)]
@@ -49,10 +54,12 @@ impl Default for Hints {
         Self {
             ready: watch::Sender::new(0),
             due: watch::Sender::new(0),
+            sessions: watch::Sender::new(0),
             anything: watch::Sender::new(0),
             told: watch::Sender::new(0),
             followed: Mutex::default(),
             controlled: broadcast::Sender::new(1_024),
+            relayed: Arc::default(),
         }
     }
 }
@@ -67,6 +74,11 @@ impl Hints {
     /// The keeper has something to do.
     pub fn tell_due(&self) {
         self.due.send_modify(|count| *count += 1);
+    }
+
+    /// Someone must turn to the lock service.
+    pub fn tell_sessions(&self) {
+        self.sessions.send_modify(|count| *count += 1);
     }
 
     /// Something changed elsewhere: a task may be ready, any followed task may have events.
@@ -126,6 +138,10 @@ impl Hints {
         }
     }
 
+    pub(crate) fn relayed(&self) -> &Arc<Relayed> {
+        &self.relayed
+    }
+
     pub(crate) fn on_told(&self) -> watch::Receiver<u64> {
         self.told.subscribe()
     }
@@ -136,6 +152,10 @@ impl Hints {
 
     pub(crate) fn on_due(&self) -> watch::Receiver<u64> {
         self.due.subscribe()
+    }
+
+    pub(crate) fn on_sessions(&self) -> watch::Receiver<u64> {
+        self.sessions.subscribe()
     }
 
     pub(crate) fn on_anything(&self) -> watch::Receiver<u64> {

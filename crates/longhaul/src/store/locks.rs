@@ -10,11 +10,12 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use super::clock::micros;
 use super::rules::{self, Change, Head};
+use super::sessions::{Note, Session};
 use super::{CommitRefused, LockAction, LockChange};
 use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
@@ -30,8 +31,13 @@ pub(crate) const SEARCH: usize = 1_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum News {
-    /// The task has the lock, until then.
-    Granted { token: u64, until: i64 },
+    /// The task has the lock, until then; kept by a lock service too, if one is named.
+    Granted {
+        token: u64,
+        until: i64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        service: Option<String>,
+    },
     /// It waited for as long as it wanted to.
     TimedOut,
     /// It would have waited for itself.
@@ -60,7 +66,7 @@ pub(crate) fn key(tenant: &str, name: &str) -> String {
 }
 
 /// What its tenant calls it.
-fn name_of(key: &str) -> &str {
+pub(crate) fn name_of(key: &str) -> &str {
     key.split_once('/').map_or(key, |(_, name)| name)
 }
 
@@ -90,10 +96,16 @@ pub(crate) struct Line {
     pub(crate) key: String,
     pub(crate) hold: Option<Hold>,
     pub(crate) waiters: Vec<Waiter>,
+    /// What keeps it at a lock service.
+    pub(crate) session: Option<Session>,
+    /// What the service said of that.
+    pub(crate) note: Option<Note>,
     /// The token of the next hold; needed when [`Line::may_be_freed`].
     pub(crate) next_token: u64,
     /// Who holds it changed, or until when.
     pub(crate) changed: bool,
+    /// So did its session.
+    pub(crate) session_changed: bool,
     /// Who waits no longer.
     pub(crate) left: Vec<Waiter>,
     /// Who waits from now on.
@@ -115,12 +127,19 @@ pub(crate) struct Book {
     told: BTreeMap<TaskId, (Vec<NewEvent>, Vec<Record>)>,
     /// Tasks that hold a lock or wait for one from now on.
     pub(crate) locked: BTreeSet<TaskId>,
+    /// The lock service that has to give a lock too; needed when [`Line::may_be_freed`].
+    pub(crate) service: Option<String>,
 }
 
 impl Book {
     pub(crate) fn new(now: i64, ended: impl IntoIterator<Item = TaskId>) -> Self {
         let ended = ended.into_iter().collect();
-        Self { now, ended, heads: BTreeMap::new(), told: BTreeMap::new(), locked: BTreeSet::new() }
+        let (heads, told, locked) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { now, ended, heads, told, locked, service: None }
+    }
+
+    pub(super) fn now(&self) -> i64 {
+        self.now
     }
 
     /// The tasks whose heads are needed.
@@ -173,9 +192,13 @@ impl Book {
     pub(crate) fn give(&mut self, task: TaskId, address: &str, key: &str, news: &News) {
         let name = name_of(key);
         let (kind, data) = match news {
-            News::Granted { token, until } => {
+            News::Granted { token, until, service: None } => {
                 ("lock.acquired", json!({"name": name, "token": token, "until": timestamp(*until)}))
             }
+            News::Granted { token, until, service } => (
+                "lock.acquired",
+                json!({"name": name, "token": token, "until": timestamp(*until), "service": service}),
+            ),
             News::TimedOut => ("lock.timed_out", json!({"name": name})),
             News::Deadlock { cycle } => ("lock.deadlock", json!({"name": name, "cycle": cycle})),
             News::Released { held: true } => ("lock.released", json!({"name": name})),
@@ -235,7 +258,7 @@ impl Line {
     pub(crate) fn may_be_freed(&self, change: Option<&LockChange>, book: &Book) -> bool {
         let Some(hold) = &self.hold else { return true };
         let released = change.is_some_and(|change| releases(change, hold));
-        released || hold.until <= book.now || book.ended.contains(&hold.task)
+        released || hold.until <= book.now || book.ended.contains(&hold.task) || self.session_may_free(book.now)
     }
 
     /// Does what is due, what is asked, and gives the lock to the next in line if it is free then.
@@ -253,8 +276,11 @@ impl Line {
                 LockAction::Release { .. } => self.release(change, book),
             }
         }
+        let taken = self.hear_service(book);
         if self.hold.is_none() {
-            self.grant(book);
+            self.pass_on(taken, book);
+        } else {
+            self.drop_stray_session(book.now);
         }
         if let Some(waiter) = &self.joined {
             book.locked.insert(waiter.task);
@@ -266,15 +292,20 @@ impl Line {
         self.hold.is_none() && self.waiters.is_empty()
     }
 
-    /// Takes the lock from a task that ended or had it for long enough.
+    /// Takes the lock from a task that ended, had it for long enough, or lost it at the lock service.
     fn end_hold(&mut self, book: &mut Book) {
         let Some(hold) = &self.hold else { return };
         let over = book.ended.contains(&hold.task) && book.is_over(hold.task);
-        if !over && hold.until > book.now {
+        let late = (hold.until <= book.now).then(|| json!({"reason": "max_hold"}));
+        let why = late.or_else(|| self.session_ends_hold(book));
+        if !over && why.is_none() {
             return;
         }
         if !book.is_over(hold.task) {
-            let data = json!({"name": name_of(&self.key), "token": hold.token});
+            let mut data = json!({"name": name_of(&self.key), "token": hold.token});
+            if let (Some(data), Some(Value::Object(why))) = (data.as_object_mut(), why) {
+                data.extend(why.into_iter().filter(|(_, value)| !value.is_null()));
+            }
             book.tell(hold.task, NewEvent::of_step("lock.expired", hold.step(), data));
         }
         self.hold = None;
@@ -308,7 +339,8 @@ impl Line {
             hold.until = hold.until.max(book.now.saturating_add(max_hold));
             hold.address.clone_from(&change.address);
             self.changed = true;
-            let news = News::Granted { token: hold.token, until: hold.until };
+            let service = self.session.as_ref().map(|session| session.service.clone());
+            let news = News::Granted { token: hold.token, until: hold.until, service };
             book.give(change.task, &change.address, &self.key, &news);
             return;
         }
@@ -329,37 +361,31 @@ impl Line {
         book.give(change.task, &change.address, &self.key, &News::Released { held });
     }
 
-    /// Gives the lock to the first in line that can use it, wherever that task waits for it.
-    fn grant(&mut self, book: &mut Book) {
+    /// The first in line that can use the lock. Those looked at that cannot leave the line.
+    pub(super) fn next(&mut self, book: &Book) -> Option<TaskId> {
         // With more in line than were read, who has just come is not the next.
         let newest = self.joined.iter().filter(|_| self.whole);
         let line = self.waiters.iter().take(self.first).chain(newest);
         let next = line.map(|waiter| waiter.task).find(|task| book.can_use(*task));
-        let first = self.first;
-        let dead = |index: usize, waiter: &Waiter| index < first && !book.can_use(waiter.task);
-        let (mut stay, mut given) = (Vec::new(), Vec::new());
-        for (index, waiter) in std::mem::take(&mut self.waiters).into_iter().enumerate() {
-            if Some(waiter.task) == next {
-                given.push(waiter.clone());
-                self.left.push(waiter);
-            } else if dead(index, &waiter) {
-                self.left.push(waiter);
-            } else {
-                stay.push(waiter);
-            }
-        }
-        self.waiters = stay;
-        given.extend(self.joined.take_if(|waiter| Some(waiter.task) == next));
+        let looked_at = self.waiters.drain(..self.first).collect::<Vec<_>>();
+        let (stay, leave): (Vec<_>, Vec<_>) = looked_at.into_iter().partition(|waiter| book.can_use(waiter.task));
+        self.first = stay.len();
+        self.waiters.splice(..0, stay);
+        self.left.extend(leave);
+        next
+    }
+
+    /// Gives the lock to a task, wherever it waits for it.
+    pub(super) fn grant(&mut self, next: TaskId, token: u64, service: Option<String>, book: &mut Book) {
+        let mut given: Vec<Waiter> = self.waiters.extract_if(.., |waiter| waiter.task == next).collect();
+        self.left.extend(given.iter().cloned());
+        given.extend(self.joined.take_if(|waiter| waiter.task == next));
         let Some(first) = given.first() else { return };
         let longest = given.iter().map(|waiter| waiter.max_hold).max().unwrap_or(first.max_hold);
-        let hold = Hold {
-            task: first.task,
-            address: first.address.clone(),
-            token: self.next_token,
-            until: book.now.saturating_add(longest),
-        };
+        let until = book.now.saturating_add(longest);
+        let hold = Hold { task: next, address: first.address.clone(), token, until };
         for waiter in &given {
-            let news = News::Granted { token: hold.token, until: hold.until };
+            let news = News::Granted { token, until, service: service.clone() };
             book.give(waiter.task, &waiter.address, &self.key, &news);
         }
         book.locked.insert(hold.task);

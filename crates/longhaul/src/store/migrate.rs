@@ -55,6 +55,18 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("../../migrations/sqlite/V007__undo_on.sql"),
         postgres: include_str!("../../migrations/postgres/V007__undo_on.sql"),
     },
+    Migration {
+        version: 8,
+        name: "subscribers",
+        sqlite: include_str!("../../migrations/sqlite/V008__subscribers.sql"),
+        postgres: include_str!("../../migrations/postgres/V008__subscribers.sql"),
+    },
+    Migration {
+        version: 9,
+        name: "lock_sessions",
+        sqlite: include_str!("../../migrations/sqlite/V009__lock_sessions.sql"),
+        postgres: include_str!("../../migrations/postgres/V009__lock_sessions.sql"),
+    },
 ];
 
 /// Which migrations a database at version `found` (0: empty) needs. A schema serves the binaries

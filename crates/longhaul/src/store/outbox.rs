@@ -15,11 +15,14 @@ use uuid::Uuid;
 
 use super::StoreError;
 use super::clock::micros;
-use crate::outbox::{Endpoint, Webhook};
+use crate::outbox::reply;
+use crate::outbox::{Endpoint, ReplyTo, Webhook};
 use crate::task::{Invalid, TaskId};
 
 /// The destination that is the task's own webhook.
 pub(crate) const OWN: &str = "webhook";
+/// The destination that is the task's reply.
+pub(crate) const REPLY: &str = "reply";
 /// How many deliveries a list gives at most.
 pub(crate) const MAX_LISTED: usize = 1_000;
 /// Lines that may be due before submits with a destination are refused, unless set otherwise.
@@ -96,11 +99,16 @@ pub struct TakeDue {
     pub busy: Vec<(String, usize)>,
     /// Go on with the lanes after this one.
     pub after_lane: String,
+    /// Whether it can deliver replies; they are left to others else.
+    pub replies: bool,
 }
 
 impl TakeDue {
     /// How much of this lane may be taken.
     pub(crate) fn room(&self, lane: &str) -> usize {
+        if !self.replies && reply::is_lane(lane) {
+            return 0;
+        }
         let busy = self.busy.iter().find(|(name, _)| name == lane);
         busy.map_or(self.per_lane, |(_, room)| (*room).min(self.per_lane))
     }
@@ -129,6 +137,8 @@ pub struct Due {
     pub tenant: String,
     /// Where to, and of which events.
     pub webhook: Webhook,
+    /// The destination of a reply, if it is one.
+    pub reply: Option<ReplyTo>,
     /// The receiver, as a name.
     pub lane: String,
     /// Which event.
@@ -254,14 +264,14 @@ pub struct Delivery {
     pub id: Uuid,
     /// The task.
     pub task_id: TaskId,
-    /// `webhook`, or `endpoint:NAME`.
+    /// `webhook`, `reply`, or `endpoint:NAME`.
     pub destination: String,
     /// The event's number.
     pub seq: u64,
     /// The event's type.
     #[serde(rename = "type")]
     pub event: String,
-    /// Where it went.
+    /// Where it went; `reply:DESTINATION` for a reply.
     pub url: String,
     /// How it stands.
     pub status: DeliveryStatus,
@@ -300,30 +310,6 @@ pub struct OutboxStats {
     pub oldest_due: Option<Timestamp>,
     /// Deliveries that were given up, at most 100,000 are counted.
     pub dead: u64,
-}
-
-/// What a process knows of the outbox's bound: whether it was reached a moment ago.
-#[derive(Debug, Default)]
-pub(crate) struct Gauge(std::sync::Mutex<Option<(std::time::Instant, Option<u64>)>>);
-
-impl Gauge {
-    /// How long what was counted is taken to be so.
-    const AGE: Duration = Duration::from_millis(500);
-
-    /// The bound, when it is known to be reached; `None` when it has to be counted again.
-    pub(crate) fn known(&self) -> Option<Option<u64>> {
-        let known = *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        known.filter(|(at, _)| at.elapsed() < Self::AGE).map(|(_, full)| full)
-    }
-
-    pub(crate) fn learn(&self, full: Option<u64>) {
-        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-            Some((std::time::Instant::now(), full));
-    }
-
-    pub(crate) fn forget(&self) {
-        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
-    }
 }
 
 /// The bound on due lines as it stands in the settings.

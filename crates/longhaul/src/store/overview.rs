@@ -99,6 +99,10 @@ pub struct Facts {
     pub(crate) lock: Option<(Option<TaskId>, Option<i64>)>,
     /// How many others come first in the line for it.
     pub(crate) lock_ahead: u64,
+    /// The lock service that keeps it, or is asked for it.
+    pub(crate) lock_service: Option<String>,
+    /// What that said last, if it was bad news.
+    pub(crate) lock_trouble: Option<String>,
 }
 
 /// A handler as others see it.

@@ -11,20 +11,22 @@
 //!   row that changed meanwhile is checked again before it is written.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
 use uuid::Uuid;
 
-use super::outbox::Gauge;
+use super::known::Known;
+use super::subscribers::Late;
 use super::{
     Accepted, Ask, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control,
     ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, LockChange, Locked, Page, QueueInfo, Settings,
     Store, StoreError, SubmitRefused, Swept, WorkerInfo,
 };
 use crate::event::LogRow;
+use crate::faults;
 use crate::schedule::Schedule;
 use crate::state::AgentState;
 use crate::task::{Invalid, NewTask, State, Task, TaskId};
@@ -49,8 +51,10 @@ mod read;
 mod rows;
 mod schedule;
 mod schema;
+mod sessions;
 mod state;
 mod submit;
+mod subscribers;
 mod sweep;
 mod workers;
 
@@ -77,9 +81,14 @@ pub(crate) struct PostgresStore {
     handlers: Mutex<HashSet<String>>,
     /// The newest claim of each worker here: the same number again is a repetition.
     claims: Mutex<HashMap<Uuid, u64>>,
+    /// Tasks that ended last counted in limits, so those that end next may as well.
+    holds_expected: AtomicBool,
     /// Takes turns over the rows that count pending tasks, from a random start.
     turn: AtomicU32,
-    gauge: Gauge,
+    /// The bound of the outbox, when it is reached.
+    gauge: Known<Option<u64>>,
+    /// A subscriber that is too far behind.
+    late: Known<Option<Late>>,
     /// When the feed's index was last summed up here.
     summed_up: AtomicI64,
 }
@@ -102,8 +111,10 @@ impl PostgresStore {
             clock: Clock::default(),
             handlers: Mutex::default(),
             claims: Mutex::default(),
+            holds_expected: AtomicBool::new(false),
             turn: AtomicU32::new(rand::random_range(0..DEPTH_PAIRS)),
-            gauge: Gauge::default(),
+            gauge: Known::default(),
+            late: Known::default(),
             summed_up: AtomicI64::new(0),
         })
     }
@@ -125,15 +136,33 @@ impl PostgresStore {
         i32::try_from(pair * 2 + u32::from(!submit)).unwrap_or(0)
     }
 
+    /// Whether tasks that end are likely to count in limits; only saves round trips.
+    fn holds_expected(&self) -> bool {
+        self.holds_expected.load(Ordering::Relaxed)
+    }
+
+    fn expect_holds(&self, expected: bool) {
+        self.holds_expected.store(expected, Ordering::Relaxed);
+    }
+
     /// Gives hints, here and elsewhere. Only after the transaction is on disk.
     fn tell(&self, told: Told) {
         if told.due {
             self.hints.tell_due();
         }
+        if told.sessions {
+            self.hints.tell_sessions();
+        }
         if told.is_empty() {
             return;
         }
-        self.notifier.tell(&told);
+        let relayed = self.hints.relayed().get();
+        if let Some(relay) = &relayed {
+            relay.tell(told.ready, &told.changed, &told.finished, &told.controlled);
+        }
+        if !relayed.is_some_and(|relay| relay.is_instead_of_notify()) {
+            self.notifier.tell(&told);
+        }
         if told.ready {
             self.hints.tell_ready();
         }
@@ -156,6 +185,8 @@ struct Told {
     ready: bool,
     /// Something is due for the keeper.
     due: bool,
+    /// Someone must turn to the lock service.
+    sessions: bool,
     changed: Vec<TaskId>,
     finished: Vec<TaskId>,
     controlled: Vec<TaskId>,
@@ -178,23 +209,23 @@ impl Told {
 #[async_trait]
 impl Store for PostgresStore {
     async fn submit(&self, batch: &[NewTask]) -> Result<Vec<Result<Accepted, SubmitRefused>>, StoreError> {
-        submit::submit(self, batch).await
+        faults::around("submit", submit::submit(self, batch)).await
     }
 
     async fn claim(&self, ask: &Claim) -> Result<Claimed, StoreError> {
-        claim::claim(self, ask).await
+        faults::around("claim", claim::claim(self, ask)).await
     }
 
     async fn commit(&self, batch: &[Commit]) -> Result<Vec<Result<Committed, CommitRefused>>, StoreError> {
-        commit::commit(self, batch).await
+        faults::around(Commit::operation(batch), commit::commit(self, batch)).await
     }
 
     async fn heartbeat(&self, beat: &Heartbeat) -> Result<Beats, StoreError> {
-        workers::heartbeat(self, beat).await
+        faults::around("heartbeat", workers::heartbeat(self, beat)).await
     }
 
     async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
-        control::control(self, batch).await
+        faults::around("control", control::control(self, batch)).await
     }
 
     async fn lock(&self, change: &LockChange) -> Result<Result<Locked, CommitRefused>, StoreError> {
@@ -205,8 +236,8 @@ impl Store for PostgresStore {
         locks::let_go(self, tasks).await
     }
 
-    async fn sweep(&self, limit: usize) -> Result<Swept, StoreError> {
-        sweep::sweep(self, limit).await
+    async fn sweep(&self, limit: usize, ticks: bool) -> Result<Swept, StoreError> {
+        faults::around("sweep", sweep::sweep(self, limit, ticks)).await
     }
 
     async fn register(&self, worker: &WorkerInfo) -> Result<(), StoreError> {

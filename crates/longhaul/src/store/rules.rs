@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use uuid::Uuid;
 
 use super::{Action, Cancel, CommitRefused, Control, ControlRefused};
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent};
+use crate::faults::{self, Mutant};
 use crate::record::{Record, UndoOn};
 use crate::run::child::{CHILD, ChildEnded};
 use crate::run::wait::{SIGNAL, check_signal};
@@ -306,7 +308,7 @@ pub(crate) enum Verdict {
 pub(crate) fn check_commit(row: Option<&CommitCheck>, commit: &super::Commit, now: i64) -> Verdict {
     let fenced = Verdict::Refuse(CommitRefused::Fenced { held: commit.fence });
     let Some(row) = row else { return fenced };
-    if row.fence != commit.fence {
+    if row.fence != commit.fence && !faults::is(Mutant::FenceNotChecked) {
         return fenced;
     }
     if commit.number <= row.commit_no {
@@ -315,7 +317,7 @@ pub(crate) fn check_commit(row: Option<&CommitCheck>, commit: &super::Commit, no
     if row.state != State::Running {
         return fenced;
     }
-    if commit.forward && row.cancelled {
+    if commit.forward && row.cancelled && !faults::is(Mutant::CancelLost) {
         return Verdict::Refuse(CommitRefused::Cancelled);
     }
     if commit.forward && row.deadline.is_some_and(|deadline| deadline <= now) {
@@ -532,7 +534,7 @@ pub(crate) fn control(
                 reason: reason.clone(),
             });
         }
-        Action::Signal { name, message, id } => {
+        Action::Signal { name, message, id, .. } => {
             check_signal(name)?;
             if message.get().len() > MAX_MESSAGE_BYTES {
                 let problem =
@@ -567,6 +569,12 @@ pub(crate) fn control(
         }
     }
     Ok(Some(Change { entry: LogEntry::new(&events, &records), head }))
+}
+
+/// Whether these records, as they are stored, have what arrived under this id.
+pub(crate) fn has_arrived(records: &str, id: Uuid) -> bool {
+    let records: Vec<Record> = serde_json::from_str(records).unwrap_or_default();
+    records.iter().any(|record| matches!(record, Record::Arrived { id: Some(known), .. } if *known == id))
 }
 
 /// What arriving at a task's address does: it is in the log, for good, and a task that waits goes on.

@@ -15,10 +15,14 @@ use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, Transaction};
 use uuid::Uuid;
 
 use super::clock::{Clock, boot_id, boot_micros, wall_micros};
-use super::outbox::Gauge;
+use super::known::Known;
+use super::subscribers::Late;
 use super::*;
+use crate::faults;
 
 mod access;
+#[cfg(feature = "faults")]
+mod apart;
 mod asks;
 mod backup;
 mod claim;
@@ -33,7 +37,9 @@ mod overview;
 mod read;
 mod rows;
 mod schedule;
+mod sessions;
 mod submit;
+mod subscribers;
 mod sweep;
 mod writer;
 
@@ -50,7 +56,10 @@ pub(crate) struct SqliteStore {
     hints: Arc<Hints>,
     clock: Arc<Clock>,
     boot: Arc<str>,
-    gauge: Arc<Gauge>,
+    /// The bound of the outbox, when it is reached.
+    gauge: Arc<Known<Option<u64>>>,
+    /// A subscriber that is too far behind.
+    late: Arc<Known<Option<Late>>>,
 }
 
 impl SqliteStore {
@@ -104,6 +113,7 @@ impl SqliteStore {
             clock: Arc::default(),
             boot,
             gauge: Arc::default(),
+            late: Arc::default(),
         })
     }
 
@@ -113,7 +123,9 @@ impl SqliteStore {
         urgent: bool,
         job: impl FnOnce(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (clock, boot, gauge) = (Arc::clone(&self.clock), Arc::clone(&self.boot), Arc::clone(&self.gauge));
+        let (clock, boot) = (Arc::clone(&self.clock), Arc::clone(&self.boot));
+        let (gauge, late) = (Arc::clone(&self.gauge), Arc::clone(&self.late));
+        let operation = faults::Operation::current();
         let (result, told) = self
             .writer
             .transact(urgent, move |transaction| {
@@ -124,20 +136,27 @@ impl SqliteStore {
                     lease_now: boot_micros() + offset,
                     boot: &boot,
                     gauge: &gauge,
+                    late: &late,
                     append: None,
                     depths: BTreeMap::new(),
                     told: Told::default(),
                 };
                 let result = job(&mut tx)?;
                 let told = tx.finish()?;
+                operation.committing()?;
                 Ok((result, told))
             })
             .await?;
+        #[cfg(feature = "faults")]
+        apart::write(&self.writer, told.apart).await?;
         if told.ready {
             self.hints.tell_ready();
         }
         if told.due {
             self.hints.tell_due();
+        }
+        if told.sessions {
+            self.hints.tell_sessions();
         }
         self.hints.tell_changed(told.changed);
         self.hints.tell_finished(told.finished);
@@ -172,7 +191,8 @@ struct Tx<'a> {
     /// The host's boot clock, for leases.
     lease_now: i64,
     boot: &'a str,
-    gauge: &'a Gauge,
+    gauge: &'a Known<Option<u64>>,
+    late: &'a Known<Option<Late>>,
     /// The statement that nearly every transaction uses for each of its entries.
     append: Option<CachedStatement<'a>>,
     /// Changes of the number of pending tasks per queue.
@@ -186,9 +206,14 @@ struct Told {
     ready: bool,
     /// Something is due for the keeper.
     due: bool,
+    /// Someone must turn to the lock service.
+    sessions: bool,
     changed: Vec<TaskId>,
     finished: Vec<TaskId>,
     controlled: Vec<TaskId>,
+    /// What a mutant writes in another transaction.
+    #[cfg(feature = "faults")]
+    apart: Vec<apart::Row>,
 }
 
 impl Told {
@@ -332,27 +357,28 @@ pub(super) fn store_error(error: rusqlite::Error) -> StoreError {
 impl Store for SqliteStore {
     async fn submit(&self, batch: &[NewTask]) -> Result<Vec<Result<Accepted, SubmitRefused>>, StoreError> {
         let batch = batch.to_vec();
-        self.write(false, move |tx| submit::submit(tx, &batch)).await
+        faults::around("submit", self.write(false, move |tx| submit::submit(tx, &batch))).await
     }
 
     async fn claim(&self, ask: &Claim) -> Result<Claimed, StoreError> {
         let ask = ask.clone();
-        self.write(false, move |tx| claim::claim(tx, &ask)).await
+        faults::around("claim", self.write(false, move |tx| claim::claim(tx, &ask))).await
     }
 
     async fn commit(&self, batch: &[Commit]) -> Result<Vec<Result<Committed, CommitRefused>>, StoreError> {
         let batch = batch.to_vec();
-        self.write(false, move |tx| commit::commit(tx, &batch)).await
+        faults::around(Commit::operation(&batch), self.write(false, move |tx| commit::commit(tx, &batch))).await
     }
 
     async fn heartbeat(&self, beat: &Heartbeat) -> Result<Beats, StoreError> {
         let beat = beat.clone();
-        self.write(true, move |tx| claim::heartbeat(tx, &beat)).await
+        faults::around("heartbeat", self.write(true, move |tx| claim::heartbeat(tx, &beat))).await
     }
 
     async fn control(&self, batch: &[Control]) -> Result<Vec<Result<Controlled, ControlRefused>>, StoreError> {
         let batch = batch.to_vec();
-        self.write(false, move |tx| batch.iter().map(|control| control::control(tx, control)).collect()).await
+        let control = move |tx: &mut Tx<'_>| batch.iter().map(|control| control::control(tx, control)).collect();
+        faults::around("control", self.write(false, control)).await
     }
 
     async fn lock(&self, change: &LockChange) -> Result<Result<Locked, CommitRefused>, StoreError> {
@@ -365,8 +391,8 @@ impl Store for SqliteStore {
         self.write(false, move |tx| tasks.iter().try_for_each(|&task| locks::let_go(tx, task))).await
     }
 
-    async fn sweep(&self, limit: usize) -> Result<Swept, StoreError> {
-        self.write(false, move |tx| sweep::sweep(tx, limit)).await
+    async fn sweep(&self, limit: usize, ticks: bool) -> Result<Swept, StoreError> {
+        faults::around("sweep", self.write(false, move |tx| sweep::sweep(tx, limit, ticks))).await
     }
 
     async fn register(&self, worker: &WorkerInfo) -> Result<(), StoreError> {

@@ -29,26 +29,36 @@ impl Desk {
         if part < self.journal.newest_part() { Record::Earlier { part, record: Box::new(record) } } else { record }
     }
 
-    /// Gathers the outcome of a step that may be lost, and gives it in its turn before it is on disk. A
-    /// batch to wait for is given instead when it is not of the newest part of the journal, or when a
-    /// checkpoint is on its way.
-    pub(in crate::run) fn defer(
+    /// Gathers the outcome of a step, to be given in its turn before it is on disk. A `deferred` one may be
+    /// lost, and is written with whatever comes next; any other is written at once, and nothing that could act on it
+    /// starts before. A batch to wait for is given instead when it is not of the newest part of the journal, when a
+    /// checkpoint is on its way, or when the handler also waits for others: what they said meanwhile comes first then.
+    pub(in crate::run) fn give(
         &mut self,
         part: u32,
         mut record: Record,
         events: impl IntoIterator<Item = NewEvent>,
+        deferred: bool,
     ) -> Option<u64> {
         let on_its_way = self.outgoing.checkpoint.is_some() || self.committing.checkpoint.is_some();
-        if on_its_way || part != self.journal.newest_part() {
+        let hears_others = !deferred && self.line.is_waiting();
+        if on_its_way || hears_others || part != self.journal.newest_part() {
             let record = self.of_part(part, record);
             return Some(self.record(record, events));
         }
         let known = self.journal.seen();
         if let Record::Done { given_after, result, .. } = &mut record {
             *given_after = Some(known);
-            self.outgoing.deferred_bytes += result.get().len() + 256;
+            if deferred {
+                self.outgoing.deferred_bytes += result.get().len() + 256;
+            }
         }
-        self.outgoing.soon |= self.outgoing.deferred_bytes > DEFERRED_BYTES;
+        if deferred {
+            self.outgoing.soon |= self.outgoing.deferred_bytes > DEFERRED_BYTES;
+        } else {
+            self.outgoing.urgent = true;
+            self.given = self.batch;
+        }
         self.outgoing.events.extend(events);
         self.outgoing.records.push(record.clone());
         self.journal.take(known, record);

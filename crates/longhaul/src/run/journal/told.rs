@@ -18,26 +18,30 @@ pub(super) struct Told(HashMap<u64, u32>);
 
 impl Told {
     /// Reads a row of the log with these records.
-    pub(super) fn read<'a>(&mut self, row: &LogRow, mut records: impl Iterator<Item = &'a Record>) {
+    pub(super) fn read<'a>(&mut self, row: &LogRow, records: impl Iterator<Item = &'a Record>) {
         if row.run == 0 {
             return;
         }
-        // The result of a deferred one was given before what is told with it.
         let recorded = |record: &Record| match record.plain() {
-            Record::Done { given_after, .. } => given_after.is_none(),
+            Record::Done { .. } | Record::Checkpoint { .. } => true,
             Record::Failed { last, .. } => *last,
-            Record::Checkpoint { .. } => true,
             _ => false,
         };
-        if records.any(recorded) {
-            self.0.clear();
-            return;
+        // A result that was given before it was written was given before what is told behind it.
+        let given = |record: &Record| record.given_after().is_some();
+        let (mut any, mut all_given) = (false, true);
+        for record in records.filter(|record| recorded(record)) {
+            (any, all_given) = (true, all_given && given(record));
         }
-        if !row.events.contains("\"progress\"") {
+        if any {
+            self.0.clear();
+        }
+        if any && !all_given || !row.events.contains("\"progress\"") {
             return;
         }
         let events: Vec<NewEvent> = serde_json::from_str(&row.events).unwrap_or_default();
-        for event in events.iter().filter(|event| event.kind == "progress") {
+        let behind = events.iter().rposition(|event| any && event.kind == "step.completed").map_or(0, |at| at + 1);
+        for event in events[behind..].iter().filter(|event| event.kind == "progress") {
             *self.0.entry(mark(&event.data)).or_default() += 1;
         }
     }

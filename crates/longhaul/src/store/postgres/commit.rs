@@ -1,18 +1,20 @@
 //! Writing what runs have done.
 //!
 //! One statement writes the whole batch: it locks the rows in id order, checks them as
-//! `rules::check_commit` does, and feeds the log. What it did not return is then read to say why.
+//! `rules::check_commit` does, and feeds the log. What it did not return is then read to say why. Where nothing
+//! else is to be written, that statement is the transaction, in one round trip.
 
 use std::collections::{BTreeMap, HashMap};
 
 use futures_util::future::join;
-use tokio_postgres::Row;
+use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::connect::Tx;
 use super::limits::{self, Counts};
 use super::rows::{get_state, get_u32, get_u64, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, state};
+use crate::faults;
 use crate::record::UndoOn;
 use crate::store::clock::micros;
 use crate::store::rules::{self, CommitCheck, Verdict};
@@ -28,25 +30,33 @@ pub(super) async fn commit(store: &PostgresStore, batch: &[Commit]) -> Result<Ve
     }
     let mut order: Vec<&Commit> = batch.iter().collect();
     order.sort_by_key(|commit| commit.task);
-    let plain = |commit: &Commit| {
-        commit.outcome.is_none()
-            && commit.patches.is_empty()
-            && commit.checkpoint.is_none()
-            && commit.asks.is_empty()
-    };
-    let tx = store.tx().await?;
-    let answers = if batch.iter().all(plain) {
+    let answers = if order.iter().all(|commit| commit.outcome.is_none() && only_tells(commit)) {
+        let tx = store.tx().await?;
+        faults::committing().await?;
         let written = records(store, &tx, &order).await?;
         let answers = answer(store, &tx, &order, written).await?;
         tx.end();
         answers
+    } else if !store.holds_expected() && order.iter().all(|commit| only_tells(commit) && leaves_line_alone(commit))
+    {
+        ends(store, order.clone()).await?
     } else {
-        whole(store, tx, &order).await?
+        whole(store, store.tx().await?, &order).await?
     };
     store.tell(told(&order, &answers));
     // Every entry has an answer: no two entries are for the same task.
     let lost = |commit: &Commit| Err(CommitRefused::Fenced { held: commit.fence });
     Ok(batch.iter().map(|commit| answers.get(&commit.task.0).cloned().unwrap_or_else(|| lost(commit))).collect())
+}
+
+/// Whether everything of a commit is in the task's row and its log.
+fn only_tells(commit: &Commit) -> bool {
+    commit.patches.is_empty() && commit.checkpoint.is_none() && commit.asks.is_empty()
+}
+
+/// Whether a commit does not put its task back in line, where it would have to be counted.
+fn leaves_line_alone(commit: &Commit) -> bool {
+    !matches!(commit.outcome, Some(Outcome::Released | Outcome::Retry { .. }))
 }
 
 /// What to hint at, except for limits that got room.
@@ -114,9 +124,31 @@ fn written(row: &Row, ended: bool) -> Result<(Uuid, Written), StoreError> {
     Ok((row.try_get(0)?, Written { last_seq: get_u64(row, 1)?, now: row.try_get(2)?, queue, holds, untold }))
 }
 
-/// A batch with outcomes, patches or checkpoints.
-async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashMap<Uuid, Answer>, StoreError> {
+/// A batch in which runs end, or go on: one statement, a transaction by itself. Of tasks that count in limits it
+/// leaves those that end as they are; they, and what was refused, go on to `whole`.
+async fn ends(store: &PostgresStore, mut order: Vec<&Commit>) -> Result<HashMap<Uuid, Answer>, StoreError> {
+    let tx = store.tx().await?;
     let statement = tx.prepare(include_str!("sql/commit_outcome.sql")).await?;
+    faults::committing().await?;
+    let rows = outcomes(store, &tx, &statement, &order, false).await?;
+    store.tell(Told { due: rows.values().any(|row| row.untold), ..Told::default() });
+    let left: Vec<&Commit> = order.extract_if(.., |commit| !rows.contains_key(&commit.task.0)).collect();
+    let mut answers = answer(store, &tx, &order, rows).await?;
+    tx.end();
+    if !left.is_empty() {
+        answers.extend(whole(store, store.tx().await?, &left).await?);
+    }
+    Ok(answers)
+}
+
+/// Writes the tasks' rows and their log. `holding`: also where limits must be freed afterwards.
+async fn outcomes(
+    store: &PostgresStore,
+    tx: &Tx,
+    statement: &Statement,
+    order: &[&Commit],
+    holding: bool,
+) -> Result<Rows, StoreError> {
     let (offset, c, o) = (store.clock.offset(), Columns::new(order), Outcomes::new(order));
     let params: super::connect::Params<'_> = &[
         &offset,
@@ -141,10 +173,17 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
         &o.uses,
         &c.usage,
         &c.undo_on,
+        &holding,
     ];
-    let (begun, rows) = join(tx.begin(), tx.query(&statement, params)).await;
+    tx.query(statement, params).await?.iter().map(|row| written(row, true)).collect()
+}
+
+/// A batch with patches, checkpoints, questions, or tasks that count in limits or go back in line.
+async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashMap<Uuid, Answer>, StoreError> {
+    let statement = tx.prepare(include_str!("sql/commit_outcome.sql")).await?;
+    let (begun, rows) = join(tx.begin(), outcomes(store, &tx, &statement, order, true)).await;
     begun?;
-    let rows: Rows = rows?.iter().map(|row| written(row, true)).collect::<Result<_, _>>()?;
+    let rows = rows?;
 
     let (mut depths, mut freed, mut holders) = (Counts::new(), Counts::new(), Vec::new());
     for (&id, row) in &rows {
@@ -163,6 +202,7 @@ async fn whole(store: &PostgresStore, tx: Tx, order: &[&Commit]) -> Result<HashM
     state::patch(&tx, &accepted).await?;
     state::save_checkpoints(&tx, &accepted).await?;
     super::asks::write(&tx, &accepted).await?;
+    store.expect_holds(!holders.is_empty());
     if !holders.is_empty() {
         tx.execute("UPDATE tasks SET holds = NULL WHERE id = ANY ($1::uuid[])", &[&holders]).await?;
     }

@@ -26,6 +26,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::faults;
 use crate::store::StoreError;
 
 /// How many transactions may be under way at once.
@@ -161,6 +162,7 @@ impl Tx {
 
     /// Sends COMMIT; to be polled with the statements before it. [`Tx::end`] must follow.
     pub(super) async fn send_commit(&self) -> Result<(), StoreError> {
+        faults::committing().await?;
         self.batch("COMMIT").await
     }
 

@@ -8,12 +8,14 @@ use uuid::Uuid;
 use super::PostgresStore;
 use super::connect::Tx;
 use super::heads::{self, Decided};
+use super::sessions;
 use super::state::{self, States};
 use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
 use crate::state::StatePatch;
 use crate::store::ask;
 use crate::store::clock::micros;
+use crate::store::locks::key;
 use crate::store::rules::{self, Change, Head};
 use crate::store::{Action, Ask, Control, ControlRefused, Controlled, QueueSettings, StoreError};
 use crate::task::TaskId;
@@ -48,8 +50,10 @@ async fn try_control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Ans
     }
     let tx = store.tx().await?;
     tx.begin().await?;
+    let held = sessions::held(store, &tx, batch).await?;
     let heads = heads::read(&tx, &tasks).await?;
     let mut desk = Desk {
+        held,
         now: heads::now(store, &tx).await?,
         ageing: ageing(&tx, batch, &heads).await?,
         states: states(&tx, batch).await?,
@@ -60,6 +64,7 @@ async fn try_control(store: &PostgresStore, batch: &[Control]) -> Result<Vec<Ans
         asks: asks(&tx, batch).await?,
         answered: Vec::new(),
         resumed: Vec::new(),
+        arrived: arrived(&tx, batch).await?,
     };
     let answers = batch.iter().map(|control| desk.decide(control)).collect();
 
@@ -119,6 +124,26 @@ async fn states(tx: &Tx, batch: &[Control]) -> Result<States, StoreError> {
     if patched.is_empty() { Ok(States::default()) } else { state::read(tx, &patched).await }
 }
 
+/// The signals of this batch that may have been sent before and were.
+async fn arrived(tx: &Tx, batch: &[Control]) -> Result<BTreeSet<(Uuid, Uuid)>, StoreError> {
+    let again = |control: &Control| match control.action {
+        Action::Signal { id, again: true, .. } => Some((control.task.0, id)),
+        _ => None,
+    };
+    let again: Vec<(Uuid, Uuid)> = batch.iter().filter_map(again).collect();
+    if again.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let (tasks, ids): (Vec<Uuid>, Vec<String>) = again.iter().map(|(task, id)| (*task, id.to_string())).unzip();
+    let mut found = BTreeSet::new();
+    for row in tx.rows(include_str!("sql/log_naming.sql"), &[&tasks, &ids]).await? {
+        let (task, records): (Uuid, String) = (row.try_get(0)?, row.try_get(1)?);
+        let here = again.iter().filter(|(asked, id)| *asked == task && rules::has_arrived(&records, *id));
+        found.extend(here.copied());
+    }
+    Ok(found)
+}
+
 /// What is asked of people in tasks that someone answers.
 async fn asks(tx: &Tx, batch: &[Control]) -> Result<Vec<Ask>, StoreError> {
     let answered = |control: &&Control| matches!(control.action, Action::Answer { .. } | Action::Approve { .. });
@@ -129,6 +154,8 @@ async fn asks(tx: &Tx, batch: &[Control]) -> Result<Vec<Ask>, StoreError> {
 /// Everything the decisions are made from, and what they come to.
 struct Desk {
     now: i64,
+    /// Locks under which something is asked and that are held, with their tokens.
+    held: BTreeSet<(String, u64)>,
     ageing: HashMap<String, i64>,
     heads: HashMap<Uuid, Head>,
     states: States,
@@ -139,12 +166,19 @@ struct Desk {
     asks: Vec<Ask>,
     answered: Vec<Ask>,
     resumed: Vec<Head>,
+    /// Signals that are in the log already, by task and id.
+    arrived: BTreeSet<(Uuid, Uuid)>,
 }
 
 impl Desk {
     fn decide(&mut self, control: &Control) -> Answer {
         let head = self.heads.get(&control.task.0).filter(|head| head.tenant == control.tenant);
         let Some(head) = head.cloned() else { return Err(ControlRefused::NotFound) };
+        if let Action::Signal { id, again: true, .. } = control.action
+            && self.arrived.contains(&(head.id.0, id))
+        {
+            return Ok(Controlled { state: head.state, changed: false, version: 0 });
+        }
         let ageing = self.ageing.get(&head.queue).copied();
         let ageing = ageing.unwrap_or_else(|| micros(QueueSettings::default().ageing));
         let change = match &control.action {
@@ -164,7 +198,12 @@ impl Desk {
                 self.removed.push(head.id.0);
             }
             action => {
-                if let Action::Patch { patch, version: expected } = action {
+                if let Action::Patch { patch, version: expected, under } = action {
+                    if let Some(lock) = under
+                        && !self.held.contains(&(key(&head.tenant, &lock.name), lock.token))
+                    {
+                        return Err(lock.lost());
+                    }
                     version = self.patch(&mut change, control, patch, *expected)?;
                 }
                 if matches!(action, Action::Resume) {
@@ -173,6 +212,9 @@ impl Desk {
                 let head = self.decided.add(&head, change);
                 self.heads.insert(head.id.0, head);
             }
+        }
+        if let Action::Signal { id, .. } = control.action {
+            self.arrived.insert((control.task.0, id));
         }
         self.decided.told.controlled.push(control.task);
         Ok(Controlled { state, changed: true, version })

@@ -5,6 +5,7 @@
 //! nobody up. The index is a BRIN, which costs writers nothing; what was added since it was last summed up
 //! has to be looked through, so readers sum up now and then.
 
+use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
@@ -13,9 +14,10 @@ use tokio_postgres::Row;
 
 use super::PostgresStore;
 use super::rows::{get_id, log_row, to_i64};
+use crate::faults::{self, Mutant};
 use crate::store::StoreError;
 use crate::store::clock::wall_micros;
-use crate::store::feed::{FeedPage, FeedRow, FeedStore, PAGE_BYTES, PAGE_ROWS, Place};
+use crate::store::feed::{FeedPage, FeedRow, FeedStore, Place, ROW_BYTES};
 
 /// How many transactions one read spans at most.
 const MAX_SPAN: i64 = 1 << 40;
@@ -23,7 +25,7 @@ const MAX_SPAN: i64 = 1 << 40;
 const SUM_UP_EVERY: i64 = 5_000_000;
 
 /// The only plan: through the BRIN index.
-const PLAN: &str = "BEGIN; SET LOCAL enable_bitmapscan = on; SET LOCAL enable_indexscan = off; \
+pub(super) const PLAN: &str = "BEGIN; SET LOCAL enable_bitmapscan = on; SET LOCAL enable_indexscan = off; \
                     SET LOCAL enable_indexonlyscan = off";
 
 #[async_trait]
@@ -35,14 +37,19 @@ impl FeedStore for PostgresStore {
         found.first().map_or(Ok(Place::START), |row| Ok(Place::of(row.try_get(0)?)))
     }
 
-    async fn feed(&self, from: Place, span: i64) -> Result<FeedPage, StoreError> {
+    async fn feed(&self, from: Place, span: i64, most: usize) -> Result<FeedPage, StoreError> {
         self.sum_up().await;
         // How many rows there are per transaction is not known: the span follows what was found.
         let span = span.clamp(1, MAX_SPAN);
         let until = from.order.saturating_add(span);
         let tx = self.tx().await?;
-        let select = tx.prepare(include_str!("sql/feed.sql")).await?;
-        let (rows, bytes) = (to_i64(PAGE_ROWS), to_i64(PAGE_BYTES));
+        let select = if faults::is(Mutant::OutboxByCursor) {
+            include_str!("sql/feed.sql").replace("pg_snapshot_xmin", "pg_snapshot_xmax").into()
+        } else {
+            Cow::Borrowed(include_str!("sql/feed.sql"))
+        };
+        let select = tx.prepare(&select).await?;
+        let (rows, bytes) = (to_i64(most), to_i64(most * ROW_BYTES));
         let (begun, found, committed) = join3(
             tx.batch(PLAN),
             tx.query(&select, &[&from.order, &from.task, &from.seq, &until, &rows, &bytes]),
@@ -61,11 +68,11 @@ impl FeedStore for PostgresStore {
             page.extend(feed_row(row)?);
         }
         let size: usize = page.iter().map(|row| row.row.events.len()).sum();
-        let full = page.len() == PAGE_ROWS || size >= PAGE_BYTES;
+        let full = page.len() == most || size >= most * ROW_BYTES;
         let until = until.min(oldest);
         let span = match page.len() {
             _ if full => span / 4,
-            few if few < PAGE_ROWS / 4 && until < oldest => span.saturating_mul(4),
+            few if few < most / 4 && until < oldest => span.saturating_mul(4),
             _ => span,
         };
         let next_place = match page.last() {

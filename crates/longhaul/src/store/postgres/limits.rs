@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join3;
 
 use super::connect::Tx;
+use crate::faults::{self, Mutant};
 use crate::store::StoreError;
 use crate::store::rules::{self, Candidate, Limit};
 
@@ -42,6 +43,7 @@ pub(super) async fn limits_of(tx: &Tx, candidates: &[Candidate]) -> Result<BTree
             keys.insert(rules::key_limit(&candidate.tenant, key), key);
         }
     }
+    let before = if faults::is(Mutant::LimitReadThenWrite) { Some(counted(tx).await?) } else { None };
     let mut found = Vec::new();
     // key/ comes before queue/ and tenant/, so rows are locked in the order of their names.
     if !keys.is_empty() {
@@ -53,9 +55,19 @@ pub(super) async fn limits_of(tx: &Tx, candidates: &[Candidate]) -> Result<BTree
     let mut limits = BTreeMap::new();
     for row in found {
         let count = |column| row.try_get::<_, i64>(column).map(|value| u32::try_from(value).unwrap_or(0));
-        limits.insert(row.try_get(0)?, Limit { max: count(1)?, running: count(2)? });
+        let (name, max, mut running) = (row.try_get(0)?, count(1)?, count(2)?);
+        if let Some(before) = &before {
+            running = before.get(&name).copied().unwrap_or(0);
+        }
+        limits.insert(name, Limit { max, running });
     }
     Ok(limits)
+}
+
+/// What every limit counts, without locking it; for a mutant.
+async fn counted(tx: &Tx) -> Result<BTreeMap<String, u32>, StoreError> {
+    let rows = tx.rows("SELECT name, running FROM limits", &[]).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, u32::try_from(row.try_get::<_, i64>(1)?).unwrap_or(0)))).collect()
 }
 
 /// Writes the counters a claim has raised, and removes those it opened in vain. The rows are locked.

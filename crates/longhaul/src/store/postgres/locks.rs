@@ -10,7 +10,9 @@ use super::PostgresStore;
 use super::connect::Tx;
 use super::heads::{self, Decided};
 use super::rows::{get_id, get_u64, to_i64};
+use super::sessions;
 use crate::store::locks::{Book, Edge, Hold, LOOK, Line, Link, News, SEARCH, Search, Waiter, check, gave, key};
+use crate::store::sessions::Note;
 use crate::store::{CommitRefused, LockAction, LockChange, Locked, StoreError};
 use crate::task::{State, TaskId};
 
@@ -29,7 +31,8 @@ pub(super) async fn change(
     let key = key(&change.tenant, &change.name);
     let tx = store.tx().await?;
     tx.begin().await?;
-    let mut lines = read(store, &tx, &[key.as_str()].into(), Some(change), &[]).await?;
+    let open = matches!(change.action, LockAction::Acquire { .. });
+    let mut lines = read(store, &tx, &[key.as_str()].into(), open, &[change.task.0]).await?;
     let line = lines.lines.entry(key.clone()).or_insert_with(|| Line::new(&key, None, Vec::new()));
     let mut book = Book::new(lines.now, None);
     book.want(line, Some(change));
@@ -69,7 +72,7 @@ pub(super) async fn let_go(store: &PostgresStore, tasks: &[TaskId]) -> Result<()
     let ended = tx.rows(include_str!("sql/lock_ended.sql"), &[&ids]).await?;
     tx.end();
     let ended: Vec<TaskId> = ended.iter().map(|row| get_id(row, 0)).collect::<Result<_, _>>()?;
-    look_after(store, &ended, &BTreeSet::new()).await
+    look_after(store, &ended, &BTreeSet::new(), &[]).await
 }
 
 /// Looks after what is due; gives how much that was.
@@ -83,17 +86,23 @@ pub(super) async fn sweep(store: &PostgresStore, limit: i64) -> Result<usize, St
         keys.extend(row.try_get::<_, Option<&str>>(1)?);
     }
     for ended in ended.chunks(AT_ONCE) {
-        look_after(store, ended, &BTreeSet::new()).await?;
+        look_after(store, ended, &BTreeSet::new(), &[]).await?;
     }
     let keys: Vec<&str> = keys.into_iter().collect();
     for keys in keys.chunks(AT_ONCE) {
-        look_after(store, &[], &keys.iter().copied().collect()).await?;
+        look_after(store, &[], &keys.iter().copied().collect(), &[]).await?;
     }
     Ok(due.len())
 }
 
-/// Does what is due of these locks and of those of tasks that ended.
-async fn look_after(store: &PostgresStore, ended: &[TaskId], keys: &BTreeSet<&str>) -> Result<(), StoreError> {
+/// Does what is due of these locks and of those of tasks that ended, and what comes of what the lock
+/// service said.
+pub(super) async fn look_after(
+    store: &PostgresStore,
+    ended: &[TaskId],
+    keys: &BTreeSet<&str>,
+    notes: &[Note],
+) -> Result<(), StoreError> {
     if ended.is_empty() && keys.is_empty() {
         return Ok(());
     }
@@ -103,7 +112,13 @@ async fn look_after(store: &PostgresStore, ended: &[TaskId], keys: &BTreeSet<&st
     // A task that ended gets nothing more, so these are all there will ever be.
     let theirs = of_tasks(&tx, &ids).await?;
     let keys: BTreeSet<&str> = keys.iter().copied().chain(theirs.iter().map(String::as_str)).collect();
-    let mut lines = read(store, &tx, &keys, None, &ids).await?;
+    // A session can be there without its lock, which needs a row then, to be decided about.
+    let mut lines = read(store, &tx, &keys, ended.is_empty(), &ids).await?;
+    for note in notes {
+        if let Some(line) = lines.lines.get_mut(&note.look.key) {
+            line.note = Some(note.clone());
+        }
+    }
     let mut book = Book::new(lines.now, ended.iter().copied());
     // Also without any lock: it must be known whether they did end.
     book.want(&Line::default(), None);
@@ -127,27 +142,27 @@ struct Lines {
     lines: BTreeMap<String, Line>,
 }
 
-/// Locks the rows of these locks and reads who waits for them. One that is asked for has a row then.
+/// Locks the rows of these locks, which are made if `open` says so, and reads who waits for them: the first
+/// ones, those whose time is up, and these tasks.
 async fn read(
     store: &PostgresStore,
     tx: &Tx,
     keys: &BTreeSet<&str>,
-    change: Option<&LockChange>,
-    ended: &[Uuid],
+    open: bool,
+    tasks: &[Uuid],
 ) -> Result<Lines, StoreError> {
     let keys: Vec<&str> = keys.iter().copied().collect();
-    let asks = change.filter(|change| matches!(change.action, LockAction::Acquire { .. }));
     let mut rows = Vec::new();
     for _ in 0..OPENINGS {
-        if asks.is_some() {
-            tx.execute(include_str!("sql/lock_open.sql"), &[&keys[0]]).await?;
+        if open {
+            tx.execute(include_str!("sql/lock_open.sql"), &[&keys]).await?;
         }
         rows = tx.rows(include_str!("sql/lock_rows.sql"), &[&keys]).await?;
-        if asks.is_none() || !rows.is_empty() {
+        if !open || rows.len() == keys.len() {
             break;
         }
     }
-    if asks.is_some() && rows.is_empty() {
+    if open && rows.len() < keys.len() {
         return Err(StoreError::Unavailable("a lock is changing hands at this moment".to_owned()));
     }
     // Only now: whoever had the rows before may have taken their time.
@@ -158,8 +173,11 @@ async fn read(
         let line = Line::new(&key, hold(row)?, Vec::new());
         lines.insert(key, line);
     }
-    let mut tasks = ended.to_vec();
-    tasks.extend(change.map(|change| change.task.0));
+    for row in tx.rows(include_str!("sql/session_rows.sql"), &[&keys]).await? {
+        if let Some(line) = lines.get_mut(row.try_get::<_, &str>(0)?) {
+            line.session = Some(sessions::session(&row)?);
+        }
+    }
     for row in tx.rows(include_str!("sql/lock_line.sql"), &[&keys, &now, &tasks, &to_i64(LOOK)]).await? {
         if let Some(line) = lines.get_mut(row.try_get::<_, &str>(0)?) {
             line.waiters.push(waiter(&row)?);
@@ -203,12 +221,15 @@ async fn settle(
 ) -> Result<(Decided, BTreeMap<TaskId, u64>), StoreError> {
     for line in lines.lines.values_mut() {
         if line.may_be_freed(change, book) {
-            let next = tx.rows(include_str!("sql/lock_token.sql"), &[]).await?;
-            line.next_token = next.first().map_or(Ok(0), |row| get_u64(row, 0))?;
+            let next = tx.rows(include_str!("sql/lock_token.sql"), &[&sessions::TOKEN_LOCK]).await?;
+            let row =
+                next.first().ok_or_else(|| StoreError::Failed("there is no counter of tokens".to_owned()))?;
+            (line.next_token, book.service) = (get_u64(row, 0)?, row.try_get(1)?);
         }
         line.settle(change, book);
     }
     write(tx, lines).await?;
+    sessions::write(tx, lines.lines.values()).await?;
     for line in lines.lines.values() {
         let Some(waiter) = &line.joined else { continue };
         if let Some(cycle) = join(tx, line, waiter, lines.now).await? {
@@ -220,6 +241,7 @@ async fn settle(
         tx.execute(include_str!("sql/lock_mark.sql"), &[&locked, &true]).await?;
     }
     let (mut decided, mut told) = (Decided::default(), BTreeMap::new());
+    decided.told.sessions = lines.lines.values().any(|line| line.calls_for_a_look(lines.now));
     for (before, change) in book.changes() {
         if change.head.state == State::Running {
             decided.told.controlled.push(before.id);

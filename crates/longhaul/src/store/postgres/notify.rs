@@ -10,7 +10,6 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_postgres::AsyncMessage;
@@ -19,66 +18,12 @@ use uuid::Uuid;
 use super::Told;
 use super::connect::{Address, with_causes};
 use crate::store::Hints;
-use crate::task::TaskId;
+use crate::store::news::News;
 
-/// How many ids of each kind one notification names; the server takes at most 8,000 bytes.
-const MAX_IDS: usize = 60;
 /// The least time between two notifications.
 const SPACING: Duration = Duration::from_millis(5);
 /// The longest pause before the connection is tried again.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-
-/// What one notification says.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct News {
-    /// The process that says it.
-    from: Uuid,
-    /// A task may be ready.
-    ready: bool,
-    /// More tasks have changed than can be named.
-    many: bool,
-    /// These have new events.
-    tasks: Vec<TaskId>,
-    /// These have ended.
-    ended: Vec<TaskId>,
-    /// Someone asked something of these.
-    controlled: Vec<TaskId>,
-}
-
-impl News {
-    fn is_empty(&self) -> bool {
-        !self.ready && !self.many && self.tasks.is_empty() && self.ended.is_empty() && self.controlled.is_empty()
-    }
-
-    fn add(&mut self, told: &Told) {
-        self.ready |= told.ready;
-        for (known, new) in [
-            (&mut self.tasks, &told.changed),
-            (&mut self.ended, &told.finished),
-            (&mut self.controlled, &told.controlled),
-        ] {
-            if known.len() + new.len() <= MAX_IDS {
-                known.extend_from_slice(new);
-            } else {
-                self.many = true;
-            }
-        }
-    }
-
-    fn pass_on(self, hints: &Hints) {
-        if self.many {
-            hints.tell_anything();
-        } else if self.ready {
-            hints.tell_ready();
-        }
-        hints.tell_changed(self.tasks);
-        hints.tell_finished(self.ended);
-        for task in self.controlled {
-            hints.tell_controlled(task);
-        }
-    }
-}
 
 /// What is shared between those who tell and the loop that sends.
 #[derive(Default)]
@@ -109,7 +54,7 @@ impl Notifier {
 
     /// Lets other processes know, soon.
     pub(super) fn tell(&self, told: &Told) {
-        self.outgoing.lock().add(told);
+        self.outgoing.lock().add(told.ready, &told.changed, &told.finished, &told.controlled);
         self.outgoing.wake.notify_one();
     }
 }
@@ -192,21 +137,5 @@ impl Line {
             // From a version that says it differently.
             Err(_) => self.hints.tell_anything(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn news_fit_into_a_notification_however_much_is_told() {
-        let mut news = News::default();
-        for _ in 0..30 {
-            let ids = |count| (0..count).map(|_| TaskId::new()).collect::<Vec<_>>();
-            news.add(&Told { ready: true, due: false, changed: ids(7), finished: ids(11), controlled: ids(13) });
-        }
-        assert!(news.many && news.ready);
-        assert!(serde_json::to_string(&news).expect("news serialise").len() < 8_000);
     }
 }

@@ -9,12 +9,13 @@ use uuid::Uuid;
 use super::PostgresStore;
 use super::connect::{Params, Tx};
 use super::rows::{get_id, get_json, get_u32, get_u64, to_i32, to_i64};
+use crate::outbox::reply::{self, ReplyTo};
 use crate::outbox::{Endpoint, MAX_ENDPOINTS, Webhook, check_endpoint, too_many_endpoints};
 use crate::store::StoreError;
 use crate::store::clock::micros;
 use crate::store::outbox::{
     DEFAULT_MAX_DUE, Delivery, DeliveryStatus, Due, LANES_AT_ONCE, MAX_DUE, MAX_LISTED, OWN, OutboxStats,
-    OutboxStore, REPEATS_AT_ONCE, Settle, TakeDue, Taken, Then, Which, delivery_id, read_max_due,
+    OutboxStore, REPEATS_AT_ONCE, REPLY, Settle, TakeDue, Taken, Then, Which, delivery_id, read_max_due,
 };
 use crate::task::{Invalid, NewTask, TaskId, timestamp};
 
@@ -154,7 +155,7 @@ impl Hooks {
 
     /// Whether this task has a destination.
     pub(super) fn any(&self, task: &NewTask) -> bool {
-        task.webhook.is_some() || self.0.contains_key(&task.tenant)
+        task.webhook.is_some() || task.reply.is_some() || self.0.contains_key(&task.tenant)
     }
 
     /// Gives tasks that were just accepted their lines.
@@ -171,10 +172,12 @@ impl Hooks {
                 .webhook
                 .iter()
                 .map(|webhook| (OWN.to_owned(), Some(webhook.to_json()), webhook.lane(), webhook.finals_only()));
+            let reply =
+                task.reply.iter().map(|to| (REPLY.to_owned(), Some(to.to_json()), reply::lane(task.id), true));
             let endpoints = self.0.get(&task.tenant).into_iter().flatten();
             let endpoints =
                 endpoints.map(|(name, lane, finals)| (format!("endpoint:{name}"), None, lane.clone(), *finals));
-            for (destination, webhook, lane, only_finals) in own.chain(endpoints) {
+            for (destination, webhook, lane, only_finals) in own.chain(reply).chain(endpoints) {
                 ids.push(task.id.0);
                 destinations.push(destination);
                 tenants.push(task.tenant.as_str());
@@ -193,7 +196,7 @@ impl Hooks {
 
 /// The bound on due lines, when it is reached.
 pub(super) async fn full(store: &PostgresStore, tx: &Tx) -> Result<Option<u64>, StoreError> {
-    if let Some(full) = store.gauge.known() {
+    if let Some(full) = store.gauge.get() {
         return Ok(full);
     }
     let counted = tx.rows(include_str!("sql/outbox_full.sql"), &[&MAX_DUE, &to_i64(DEFAULT_MAX_DUE)]).await?;
@@ -209,7 +212,8 @@ async fn take_due(store: &PostgresStore, ask: &TakeDue) -> Result<Taken, StoreEr
     let tx = store.tx().await?;
     tx.begin().await?;
     let repeats = to_i64(ask.max.min(REPEATS_AT_ONCE));
-    let again = tx.rows(include_str!("sql/outbox_again.sql"), &[&offset, &repeats, &ask.owner, &lease]).await?;
+    let params: Params<'_> = &[&offset, &repeats, &ask.owner, &lease, &ask.replies];
+    let again = tx.rows(include_str!("sql/outbox_again.sql"), params).await?;
     let mut taken = Taken::default();
     for row in &again {
         taken.due.extend(due(row, Which::Again, None)?);
@@ -258,9 +262,13 @@ async fn take_due(store: &PostgresStore, ask: &TakeDue) -> Result<Taken, StoreEr
 /// no webhook.
 fn due(row: &Row, which: fn(u64) -> Which, lane: Option<&str>) -> Result<Option<Due>, StoreError> {
     let Some(webhook) = get_json::<Webhook>(row, 3)? else { return Ok(None) };
+    let destination: String = row.try_get(1)?;
+    let reply =
+        if destination == REPLY { row.try_get::<_, Option<&str>>(3)?.and_then(ReplyTo::from_json) } else { None };
     Ok(Some(Due {
         task: get_id(row, 0)?,
-        destination: row.try_get(1)?,
+        destination,
+        reply,
         tenant: row.try_get(2)?,
         lane: lane.map_or_else(|| webhook.lane(), str::to_owned),
         webhook,

@@ -90,5 +90,7 @@ fn facts(row: &Row) -> Result<Facts, StoreError> {
         started_at: None,
         lock: if locked { Some((holder.map(TaskId), row.try_get(13)?)) } else { None },
         lock_ahead: get_u64(row, 14)?,
+        lock_service: row.try_get(15)?,
+        lock_trouble: row.try_get(16)?,
     })
 }

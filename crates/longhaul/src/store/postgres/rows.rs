@@ -7,6 +7,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::event::LogRow;
+use crate::outbox::ReplyTo;
 use crate::record::{Record, UndoOn};
 use crate::store::StoreError;
 use crate::store::rules::Head;
@@ -159,5 +160,6 @@ pub(super) fn task(row: &Row) -> Result<Task, StoreError> {
         concurrency_key: row.try_get(25)?,
         max_attempts: get_u32(row, 26)?,
         undone_by: other(27)?,
+        reply: row.try_get::<_, Option<&str>>(28)?.and_then(ReplyTo::from_json),
     })
 }

@@ -80,9 +80,8 @@ pub(super) async fn inspect(tx: Tx) -> Result<(String, i64), StoreError> {
 async fn renumber(tx: &Tx) -> Result<(), StoreError> {
     // By the BRIN index, see `feed.rs`; and for as long as it takes.
     tx.batch(
-        "SET LOCAL enable_bitmapscan = on; SET LOCAL enable_indexscan = off; SET LOCAL statement_timeout = 0;
-         UPDATE log SET xact = 0
-         WHERE xact > (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)",
+        "SET LOCAL enable_bitmapscan = on; SET LOCAL enable_indexscan = off; SET LOCAL statement_timeout = 0",
     )
-    .await
+    .await?;
+    tx.batch(include_str!("sql/renumber.sql")).await
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use futures_util::future::{join, join3};
+use futures_util::future::{join, join4};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -15,8 +15,10 @@ use super::connect::Tx;
 use super::outbox::{self, Hooks};
 use super::rows::{get_id, to_i32, to_i64, to_json};
 use super::{PostgresStore, Told, lock};
+use crate::faults::{self, Mutant};
 use crate::store::clock::micros;
 use crate::store::outbox::RETRY_SUBMIT;
+use crate::store::subscribers::Late;
 use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, undo_refused};
 use crate::task::{Deadline, Invalid, NewTask, Priority};
 
@@ -66,7 +68,7 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
         look_up(store, &tx, &mut unregistered).await?;
         tx.end();
     }
-    let (tx, rooms, hooks, now, alone) = enter(store, &batch).await?;
+    let Entered { tx, rooms, hooks, now, alone, suspects } = enter(store, &batch).await?;
 
     batch.find_equal(&tx, now).await?;
     let refusable = |task: &NewTask| {
@@ -79,6 +81,8 @@ pub(super) async fn submit(store: &PostgresStore, tasks: &[NewTask]) -> Result<V
 
     batch.refuse_orphans(&tx).await?;
     batch.refuse_hooked(store, &tx, &hooks).await?;
+    let late = if suspects { store.late_subscriber().await? } else { store.late.get().flatten() };
+    batch.refuse_late(&tx, late.as_ref()).await?;
     batch.note_undos(&tx).await?;
 
     let told = batch.insert(store, tx, &rooms, &hooks, now).await?;
@@ -112,6 +116,7 @@ pub(super) async fn submit_within(
     batch.refuse(&unregistered, &rooms, true);
     let hooks = Hooks::read(tx, tasks).await?;
     batch.refuse_hooked(store, tx, &hooks).await?;
+    batch.refuse_late(tx, store.late.get().flatten().as_ref()).await?;
     let order: Vec<usize> = batch.open().collect();
     let mut told = Told::default();
     if !order.is_empty() {
@@ -139,18 +144,33 @@ async fn look_up(store: &PostgresStore, tx: &Tx, handlers: &mut HashSet<String>)
     Ok(())
 }
 
-/// Begins the transaction: the queues' locks, the digests' locks, and what the queues allow. Also
-/// gives the endpoints, the time, and whether the queues are locked for this transaction alone.
-async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<(Tx, Rooms, Hooks, i64, bool), StoreError> {
+/// A transaction that has begun: the queues' locks, the digests' locks, and what the queues allow.
+struct Entered {
+    tx: Tx,
+    rooms: Rooms,
+    hooks: Hooks,
+    now: i64,
+    /// The queues are locked for this transaction alone.
+    alone: bool,
+    /// Some subscriber may be too far behind.
+    suspects: bool,
+}
+
+async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<Entered, StoreError> {
     let same: BTreeSet<i64> = batch.windowed().map(|n| batch.digest_lock(n, &store.channel)).collect();
     let same: Vec<i64> = same.into_iter().collect();
     let mut alone = false;
     loop {
         let tx = store.tx().await?;
-        let (begun, locked, hooks) =
-            join3(tx.begin(), batch.lock_queues(store, &tx, alone), Hooks::read(&tx, batch.tasks)).await;
+        let (begun, locked, hooks, suspects) = join4(
+            tx.begin(),
+            batch.lock_queues(store, &tx, alone),
+            Hooks::read(&tx, batch.tasks),
+            store.has_suspects(&tx),
+        )
+        .await;
         begun?;
-        let hooks = hooks?;
+        let (hooks, suspects) = (hooks?, suspects?);
         let (rooms, now) = locked?;
         if !alone && rooms.values().any(Room::is_tight) {
             // The shared lock cannot become an exclusive one without a deadlock: begin again.
@@ -158,10 +178,10 @@ async fn enter(store: &PostgresStore, batch: &Batch<'_>) -> Result<(Tx, Rooms, H
             alone = true;
             continue;
         }
-        if !same.is_empty() {
+        if !same.is_empty() && !faults::is(Mutant::IdempotencyReadThenWrite) {
             tx.rows(include_str!("sql/submit_same.sql"), &[&same]).await?;
         }
-        return Ok((tx, rooms, hooks, now, alone));
+        return Ok(Entered { tx, rooms, hooks, now, alone, suspects });
     }
 }
 
@@ -377,6 +397,19 @@ impl<'a> Batch<'a> {
         for n in hooked {
             let full = || Err(SubmitRefused::OutboxFull { max, retry_after: RETRY_SUBMIT });
             self.answers[n].get_or_insert_with(full);
+        }
+        Ok(())
+    }
+
+    /// Refuses what adds to the events that are kept, while a subscriber is too far behind, unless it was
+    /// accepted before. A child, and an undo, is part of a task that was accepted.
+    async fn refuse_late(&mut self, tx: &Tx, late: Option<&Late>) -> Result<(), StoreError> {
+        let Some(late) = late else { return Ok(()) };
+        let adds = |task: &NewTask| task.parent.is_none() && task.undo.is_none();
+        let refused: Vec<usize> = self.open().filter(|&n| adds(&self.tasks[n])).collect();
+        self.find_known(tx, &refused).await?;
+        for n in refused {
+            self.answers[n].get_or_insert_with(|| Err(late.refused()));
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ const FORGET_WORKER: i64 = 600_000_000;
 /// which every worker that is alive has extended its own.
 const START_GRACE: i64 = 15_000_000;
 
-pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
+pub(super) async fn sweep(store: &PostgresStore, limit: usize, ticks: bool) -> Result<Swept, StoreError> {
     let (at_once, limit) = (limit, to_i64(limit));
     let mut swept = Swept::default();
     decide(store, limit, &mut swept).await?;
@@ -44,6 +44,7 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
     forgotten?;
     let next: Option<i64> = next?.first().map_or(Ok(None), |row| row.try_get(0))?;
     let tick: Option<i64> = tick?.first().map_or(Ok(None), |row| row.try_get(0))?;
+    let tick = tick.filter(|_| ticks);
     tx.end();
     store.tell(Told { ready: readied, ..Told::default() });
     // When a tick has come, the next sweep says what comes after it: at once.

@@ -2,6 +2,7 @@
 
 use rusqlite::OptionalExtension;
 use serde_json::json;
+use uuid::Uuid;
 
 use super::rows::Id;
 use super::{Tx, store_error};
@@ -9,14 +10,21 @@ use crate::event::{LogEntry, NewEvent};
 use crate::record::Record;
 use crate::state::StatePatch;
 use crate::store::clock::micros;
+use crate::store::locks::key;
 use crate::store::rules::{self, Change, Head};
 use crate::store::{Action, Control, ControlRefused, Controlled, QueueSettings, StoreError, WorkerInfo};
+use crate::task::TaskId;
 
 type Answer = Result<Controlled, ControlRefused>;
 
 pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, StoreError> {
     let head = tx.head(control.task)?.filter(|head| head.tenant == control.tenant);
     let Some(head) = head else { return Ok(Err(ControlRefused::NotFound)) };
+    if let Action::Signal { id, again: true, .. } = control.action
+        && has_arrived(tx, head.id, id)?
+    {
+        return Ok(Ok(Controlled { state: head.state, changed: false, version: 0 }));
+    }
     let ageing = ageing(tx, &head.queue)?;
     let change = match &control.action {
         Action::Answer { .. } | Action::Approve { .. } => super::asks::decide(tx, &head, control)?.map(Some),
@@ -32,10 +40,17 @@ pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, Stor
     tx.told.controlled.push(head.id);
     let (state, mut version) = (change.head.state, 0);
     match &control.action {
-        Action::Patch { patch, version: expected } => match patch_state(tx, &head, control, patch, *expected)? {
-            Ok(now_at) => version = now_at,
-            Err(refused) => return Ok(Err(refused)),
-        },
+        Action::Patch { patch, version: expected, under } => {
+            if let Some(lock) = under
+                && !super::sessions::is_held(tx, &key(&head.tenant, &lock.name), lock)?
+            {
+                return Ok(Err(lock.lost()));
+            }
+            match patch_state(tx, &head, control, patch, *expected)? {
+                Ok(now_at) => version = now_at,
+                Err(refused) => return Ok(Err(refused)),
+            }
+        }
         Action::Delete => {
             super::locks::let_go(tx, head.id)?;
             super::sweep::remove(tx, head.id)?;
@@ -55,6 +70,18 @@ pub(super) fn control(tx: &mut Tx<'_>, control: &Control) -> Result<Answer, Stor
         }
     }
     Ok(Ok(Controlled { state, changed: true, version }))
+}
+
+/// Whether a signal of this id is in the task's log.
+fn has_arrived(tx: &Tx<'_>, task: TaskId, id: Uuid) -> Result<bool, StoreError> {
+    let mut select = tx.sql.prepare_cached(include_str!("sql/log_naming.sql")).map_err(store_error)?;
+    let rows = select.query_map((Id::from(task), id.to_string()), |row| row.get::<_, String>(0));
+    for records in rows.map_err(store_error)? {
+        if rules::has_arrived(&records.map_err(store_error)?, id) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// What a resumed task needs beside its row: what was asked before counts no longer, what its

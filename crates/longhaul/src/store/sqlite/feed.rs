@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use super::rows::task_id;
 use super::{SqliteStore, rows};
 use crate::store::StoreError;
-use crate::store::feed::{FeedPage, FeedRow, FeedStore, PAGE_BYTES, PAGE_ROWS, Place};
+use crate::store::feed::{FeedPage, FeedRow, FeedStore, Place, ROW_BYTES};
 
 #[async_trait]
 impl FeedStore for SqliteStore {
@@ -18,12 +18,10 @@ impl FeedStore for SqliteStore {
         .await
     }
 
-    async fn feed(&self, from: Place, span: i64) -> Result<FeedPage, StoreError> {
+    async fn feed(&self, from: Place, span: i64, most: usize) -> Result<FeedPage, StoreError> {
         self.read(move |sql| {
             let mut select = sql.prepare_cached(include_str!("sql/feed.sql"))?;
-            // A place after the row of its order is one of the next row.
-            let first = from.order + i64::from(from.seq > 0);
-            let found = select.query_map((first, PAGE_ROWS as i64), |row| {
+            let found = select.query_map((from.first_row(), most as i64), |row| {
                 Ok(FeedRow {
                     place: Place::of(row.get(0)?),
                     task: task_id(row, 1)?,
@@ -36,11 +34,11 @@ impl FeedStore for SqliteStore {
                 let row = row?;
                 bytes += row.row.events.len();
                 page.push(row);
-                if bytes > PAGE_BYTES {
+                if bytes > most * ROW_BYTES {
                     break;
                 }
             }
-            let more = page.len() == PAGE_ROWS || bytes > PAGE_BYTES;
+            let more = page.len() == most || bytes > most * ROW_BYTES;
             let next = page.last().map_or(from, |row| row.place.next());
             Ok(FeedPage { rows: page, next, span, more, held: false })
         })

@@ -3,8 +3,9 @@
 use rusqlite::Row;
 
 use super::rows::{self, Id};
-use super::{Tx, store_error};
+use super::{Tx, sessions, store_error};
 use crate::store::locks::{Book, Edge, Hold, LOOK, Line, Link, News, SEARCH, Search, Waiter, check, gave, key};
+use crate::store::sessions::Note;
 use crate::store::{CommitRefused, LockChange, Locked, StoreError};
 use crate::task::{State, TaskId};
 
@@ -17,7 +18,7 @@ pub(super) fn change(tx: &mut Tx<'_>, change: &LockChange) -> Result<Result<Lock
     if last_seq > change.known_seq && happened_before(tx, change)? {
         return Ok(Ok(Locked { last_seq }));
     }
-    settle(tx, &key(&change.tenant, &change.name), Some(change), None)?;
+    settle(tx, &key(&change.tenant, &change.name), Why::Asked(change))?;
     let last_seq = tx.head(change.task)?.map_or(last_seq, |head| head.last_seq);
     Ok(Ok(Locked { last_seq }))
 }
@@ -45,7 +46,7 @@ pub(super) fn let_go(tx: &mut Tx<'_>, task: TaskId) -> Result<(), StoreError> {
         return Ok(());
     }
     for key in of_task(tx, task)? {
-        settle(tx, &key, None, Some(task))?;
+        settle(tx, &key, Why::Ended(task))?;
     }
     mark(tx, task, false)
 }
@@ -66,20 +67,35 @@ pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<usize, StoreError> 
             let_go(tx, TaskId(task.0))?;
         }
         if let Some(key) = key {
-            settle(tx, &key, None, None)?;
+            settle(tx, &key, Why::Due)?;
         }
     }
     Ok(count)
 }
 
+/// Why a lock is looked at.
+pub(super) enum Why<'a> {
+    /// Something may be due.
+    Due,
+    /// A run does something with it.
+    Asked(&'a LockChange),
+    /// A task has ended.
+    Ended(TaskId),
+    /// The lock service has said something.
+    Noted(&'a Note),
+}
+
 /// Does what is due of one lock, and what is asked.
-fn settle(
-    tx: &mut Tx<'_>,
-    key: &str,
-    change: Option<&LockChange>,
-    ended: Option<TaskId>,
-) -> Result<(), StoreError> {
+pub(super) fn settle(tx: &mut Tx<'_>, key: &str, why: Why<'_>) -> Result<(), StoreError> {
+    let (change, ended, note) = match why {
+        Why::Due => (None, None, None),
+        Why::Asked(change) => (Some(change), None, None),
+        Why::Ended(task) => (None, Some(task), None),
+        Why::Noted(note) => (None, None, Some(note.clone())),
+    };
     let mut line = read(tx, key, change.map(|change| change.task).or(ended))?;
+    line.session = sessions::read(tx, key)?;
+    line.note = note;
     let mut book = Book::new(tx.now, ended);
     book.want(&line, change);
     for task in book.wanted() {
@@ -93,9 +109,11 @@ fn settle(
             .prepare_cached(include_str!("sql/lock_token.sql"))
             .and_then(|mut next| next.query_row((), |row| row.get(0)))
             .map_err(store_error)?;
+        book.service = sessions::service(tx.sql).map_err(store_error)?;
     }
     line.settle(change, &mut book);
     write(tx, &line)?;
+    sessions::write(tx, &line)?;
     if let Some(waiter) = &line.joined
         && let Some(cycle) = deadlock(tx, waiter)?
     {

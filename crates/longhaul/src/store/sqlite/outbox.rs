@@ -8,11 +8,13 @@ use uuid::Uuid;
 
 use super::rows::{self, Id};
 use super::{SqliteStore, Tx, store_error};
+use crate::outbox::reply::{self, ReplyTo};
 use crate::outbox::{Endpoint, MAX_ENDPOINTS, Webhook, check_endpoint, too_many_endpoints};
 use crate::store::clock::micros;
 use crate::store::outbox::{
     Attempt, DEFAULT_MAX_DUE, Delivery, DeliveryStatus, Due, LANES_AT_ONCE, MAX_DUE, MAX_LISTED, OWN, OutboxStats,
-    OutboxStore, REPEATS_AT_ONCE, RETRY_SUBMIT, Settle, TakeDue, Taken, Then, Which, delivery_id, read_max_due,
+    OutboxStore, REPEATS_AT_ONCE, REPLY, RETRY_SUBMIT, Settle, TakeDue, Taken, Then, Which, delivery_id,
+    read_max_due,
 };
 use crate::store::{StoreError, SubmitRefused};
 use crate::task::{Invalid, NewTask, TaskId, timestamp};
@@ -204,6 +206,12 @@ impl Hooks {
             lane: webhook.lane(),
             finals: webhook.finals_only(),
         });
+        let reply = task.reply.as_ref().map(|to| Line {
+            destination: REPLY.to_owned(),
+            webhook: Some(to.to_json()),
+            lane: reply::lane(task.id),
+            finals: true,
+        });
         let endpoints = self.endpoints.get(&task.tenant).into_iter().flatten();
         let endpoints = endpoints.map(|(name, lane, finals)| Line {
             destination: format!("endpoint:{name}"),
@@ -211,7 +219,7 @@ impl Hooks {
             lane: lane.clone(),
             finals: *finals,
         });
-        Ok(own.into_iter().chain(endpoints).collect())
+        Ok(own.into_iter().chain(reply).chain(endpoints).collect())
     }
 
     /// Why this task cannot be accepted now, when the outbox is full and it would add to it.
@@ -220,7 +228,7 @@ impl Hooks {
         if task.parent.is_some() || self.lines(tx, task)?.is_empty() {
             return Ok(None);
         }
-        let full = match tx.gauge.known() {
+        let full = match tx.gauge.get() {
             Some(full) => full,
             None => {
                 let full = full(tx)?;
@@ -320,7 +328,7 @@ fn take_again(tx: &Tx<'_>, ask: &TakeDue) -> Result<Vec<Due>, StoreError> {
         .prepare_cached(include_str!("sql/outbox_again.sql"))
         .and_then(|mut select| {
             let again = |row: &Row<'_>| Ok((row.get(7)?, due(row, Which::Again, "")?));
-            select.query_map((tx.now, ask.max.min(REPEATS_AT_ONCE) as i64), again)?.collect()
+            select.query_map((tx.now, ask.max.min(REPEATS_AT_ONCE) as i64, ask.replies), again)?.collect()
         })
         .map_err(store_error)?;
     let mut taken = Vec::new();
@@ -338,9 +346,15 @@ fn take_again(tx: &Tx<'_>, ask: &TakeDue) -> Result<Vec<Due>, StoreError> {
 /// no webhook.
 fn due(row: &Row<'_>, which: fn(u64) -> Which, lane: &str) -> rusqlite::Result<Option<Due>> {
     let Some(webhook) = rows::json::<Webhook>(row, 3)? else { return Ok(None) };
+    let destination: String = row.get(1)?;
+    let reply = match destination == REPLY {
+        true => row.get::<_, Option<String>>(3)?.and_then(|text| ReplyTo::from_json(&text)),
+        false => None,
+    };
     Ok(Some(Due {
         task: rows::task_id(row, 0)?,
-        destination: row.get(1)?,
+        destination,
+        reply,
         tenant: row.get(2)?,
         lane: if lane.is_empty() { webhook.lane() } else { lane.to_owned() },
         webhook,

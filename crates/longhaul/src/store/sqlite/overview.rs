@@ -107,5 +107,7 @@ fn facts(row: &rusqlite::Row<'_>, now: i64, lease_now: i64, boot: &str) -> rusql
         started_at: None,
         lock: if locked { Some((id(12)?.map(TaskId), row.get(13)?)) } else { None },
         lock_ahead: row.get(14)?,
+        lock_service: row.get(15)?,
+        lock_trouble: row.get(16)?,
     })
 }

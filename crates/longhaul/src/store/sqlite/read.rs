@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 
 use super::rows::{self, Id};
 use crate::event::LogRow;
+use crate::outbox::ReplyTo;
 use crate::record::Record;
 use crate::state::AgentState;
 use crate::store::list::SEARCHED_PER_PAGE;
@@ -124,6 +125,7 @@ fn one_task(row: &Row<'_>) -> rusqlite::Result<Task> {
         concurrency_key: row.get(25)?,
         max_attempts: row.get(26)?,
         undone_by: other(27)?,
+        reply: row.get::<_, Option<String>>(28)?.and_then(|text| ReplyTo::from_json(&text)),
     })
 }
 

@@ -128,6 +128,12 @@ impl Tx<'_> {
 
     /// Adds an entry to a task's log, from number `seq` on, and makes the task's lines due.
     pub(super) fn append(&mut self, teller: &Teller, seq: u64, entry: &LogEntry) -> Result<(), StoreError> {
+        #[cfg(feature = "faults")]
+        if teller.run > 0 && crate::faults::is(crate::faults::Mutant::EventApart) {
+            let (task, run, entry) = (teller.task, teller.run, entry.clone());
+            self.told.apart.push(super::apart::Row { task, seq, time: self.now, run, entry });
+            return Ok(());
+        }
         let task = Id::from(teller.task);
         let append = match &mut self.append {
             Some(append) => append,

@@ -7,7 +7,7 @@ use rusqlite::OptionalExtension;
 
 use super::outbox::Hooks;
 use super::rows::{Id, Teller};
-use super::{Tx, rows, store_error};
+use super::{Tx, rows, store_error, subscribers};
 use crate::record::Record;
 use crate::store::clock::micros;
 use crate::store::{Accepted, QueueSettings, StoreError, SubmitRefused, rules, undo_refused};
@@ -70,6 +70,9 @@ fn accept(
     };
     if let Some(refused) = hooks.refuse(tx, task)? {
         return Ok(accepted_before(tx, task)?.ok_or(refused));
+    }
+    if bounded && let Some(late) = subscribers::late(tx)? {
+        return Ok(accepted_before(tx, task)?.ok_or_else(|| late.refused()));
     }
     let ageing = room.ageing;
     if let Some(undo) = &task.undo

@@ -12,7 +12,7 @@ use crate::task::TaskId;
 /// A worker not heard of for this long (microseconds) is no longer listed.
 const FORGET_WORKER: i64 = 600_000_000;
 
-pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<Swept, StoreError> {
+pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize, ticks: bool) -> Result<Swept, StoreError> {
     let mut swept = Swept::default();
     for head in heads(tx, include_str!("sql/sweep_expired.sql"), (tx.boot, tx.lease_now, limit as i64))? {
         let change = rules::lease_lost(&head, tx.now);
@@ -43,8 +43,10 @@ pub(super) fn sweep(tx: &mut Tx<'_>, limit: usize) -> Result<Swept, StoreError> 
         .prepare_cached("DELETE FROM workers WHERE seen_at < ?")
         .and_then(|mut delete| delete.execute([tx.now - FORGET_WORKER]))
         .map_err(store_error)?;
-    swept.ticks = schedule::fire(tx, limit)?;
-    swept.next_due_in = next_due(tx)?;
+    if ticks {
+        swept.ticks = schedule::fire(tx, limit)?;
+    }
+    swept.next_due_in = next_due(tx, ticks)?;
     Ok(swept)
 }
 
@@ -135,7 +137,7 @@ pub(super) fn remove(tx: &mut Tx<'_>, task: TaskId) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn next_due(tx: &Tx<'_>) -> Result<Option<i64>, StoreError> {
+fn next_due(tx: &Tx<'_>, ticks: bool) -> Result<Option<i64>, StoreError> {
     type Next = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>);
     let (due, lease, tick, held, waited): Next = tx
         .sql
@@ -150,7 +152,7 @@ fn next_due(tx: &Tx<'_>) -> Result<Option<i64>, StoreError> {
             select.query_row((), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)))
         })
         .map_err(store_error)?;
-    let due = [due, tick, held, waited].into_iter().flatten().min();
+    let due = [due, tick.filter(|_| ticks), held, waited].into_iter().flatten().min();
     let until_due = due.map(|due| (due - tx.now).max(0));
     let until_lease = lease.map(|lease| (lease - tx.lease_now).max(0));
     Ok(rules::earliest(until_due, until_lease))

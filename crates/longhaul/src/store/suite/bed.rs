@@ -224,7 +224,7 @@ impl Bed {
     }
 
     pub(super) async fn sweep(&self) -> Swept {
-        self.store.sweep(1_000).await.expect("the store answers")
+        self.store.sweep(1_000, true).await.expect("the store answers")
     }
 
     /// Moves the clock and does what is due then.

@@ -175,7 +175,7 @@ async fn after_the_deadline_nothing_forward_is_accepted_and_the_rest_is(bed: Bed
 async fn a_suspend_that_does_not_know_the_newest_event_is_stale(bed: Bed) {
     let lease = bed.running().await;
     let goal = StatePatch { set_goal: Some("other".into()), ..StatePatch::default() };
-    bed.control(lease.task, Action::Patch { patch: goal, version: None }).await.expect("patched");
+    bed.control(lease.task, Action::Patch { patch: goal, version: None, under: None }).await.expect("patched");
     let newest = bed.task(lease.task).await.last_seq;
     assert!(newest > lease.last_seq);
     let suspend = |known| {

@@ -201,7 +201,7 @@ async fn another_tenants_task_is_not_found_like_one_that_is_not_there(bed: Bed) 
             Action::Resume,
             Action::Priority(9),
             Action::Decide { step: "a".into(), decision: Decision::Fail, reason: None },
-            Action::Patch { patch: crate::state::StatePatch::default(), version: None },
+            Action::Patch { patch: crate::state::StatePatch::default(), version: None, under: None },
             Action::Delete,
         ]
     };

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use tokio_postgres::NoTls;
 
 use super::bed::{Bed, completed, on_postgres, write};
-use crate::store::feed::{FIRST_SPAN, FeedRow, Place};
+use crate::store::feed::{FIRST_SPAN, FeedRow, PAGE_ROWS, Place};
 use crate::task::{NewTask, TaskId};
 
 /// Everything from a place on that may be given now, and where to go on.
 async fn read_all(bed: &Bed, from: Place) -> (Vec<FeedRow>, Place) {
     let (mut rows, mut next, mut span) = (Vec::new(), from, FIRST_SPAN);
     loop {
-        let page = bed.store.feed(next, span).await.expect("the store answers");
+        let page = bed.store.feed(next, span, PAGE_ROWS).await.expect("the store answers");
         assert!(page.next >= next, "it never goes back");
         assert!(page.rows.iter().all(|row| row.place >= next && row.place < page.next));
         (next, span) = (page.next, page.span);
@@ -134,7 +134,7 @@ async fn a_transaction_that_commits_late_is_not_missed_on_postgres() {
         let after: Vec<TaskId> = bed.submit_many(5).await;
         let (rows, next) = read_all(&bed, Place::START).await;
         assert!(rows.iter().all(|row| !after.contains(&row.task)), "nothing after it is given yet");
-        let page = bed.store.feed(next, FIRST_SPAN).await.expect("the store answers");
+        let page = bed.store.feed(next, FIRST_SPAN, PAGE_ROWS).await.expect("the store answers");
         assert!(page.held, "and the reader is told to look again");
         late.batch_execute("COMMIT").await.expect("committed");
         let (more, _) = read_until(&bed, next, 7 - rows.len()).await;

@@ -65,7 +65,7 @@ async fn nasty_errors_reasons_names_and_states_come_back_as_they_were(bed: Bed) 
         let fact = Fact { key: text.into(), value: json!({ text: text }), source: text.into() };
         let patch =
             StatePatch { set_goal: Some(text.into()), add_facts: vec![fact.clone()], ..StatePatch::default() };
-        bed.control(lease.task, Action::Patch { patch, version: None }).await.expect("patched");
+        bed.control(lease.task, Action::Patch { patch, version: None, under: None }).await.expect("patched");
         let (_, state) = bed.store.state(lease.task).await.expect("the store answers").expect("there");
         assert_eq!((state.goal.as_str(), &state.known_facts[0]), (text, &fact));
 

@@ -106,6 +106,24 @@ async fn a_slot_is_free_again_however_its_run_ended(bed: Bed) {
     }
 }
 
+async fn tasks_with_and_without_a_limit_end_in_one_batch(bed: Bed) {
+    for round in 0..3 {
+        let held = bed.submit(keyed("a")).await;
+        let free = bed.submit(NewTask::new("h", &1)).await;
+        let leases = bed.claim(10).await;
+        let ends = leases.iter().map(|lease| write(lease, 1).step("s").outcome(completed())).collect();
+        let answers = bed.commit_all(ends).await;
+        assert!(answers.iter().all(Result::is_ok), "round {round}: {answers:?}");
+        for task in [held, free] {
+            assert_eq!(bed.state(task).await, State::Completed);
+            assert_eq!(bed.kinds(task).await.len(), 4, "written once");
+        }
+        // With nothing but tasks without limits in between.
+        let lease = bed.running().await;
+        bed.end(&lease, completed()).await;
+    }
+}
+
 async fn a_slot_is_free_again_when_its_lease_was_lost_or_handed_back(bed: Bed) {
     let first = bed.submit(keyed("a")).await;
     bed.submit(keyed("a")).await;
@@ -272,6 +290,7 @@ on_every_store![
     a_raised_bound_is_used_at_once_and_a_lowered_one_takes_nothing_away,
     a_bound_set_while_tasks_run_counts_those_too,
     a_slot_is_free_again_however_its_run_ended,
+    tasks_with_and_without_a_limit_end_in_one_batch,
     a_slot_is_free_again_when_its_lease_was_lost_or_handed_back,
     what_a_limit_holds_back_can_be_cancelled_and_expires_like_anything_else,
     what_a_limit_holds_back_goes_in_its_order_and_a_raised_priority_counts,

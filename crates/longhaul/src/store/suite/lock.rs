@@ -10,7 +10,7 @@ use crate::task::{NewTask, Phase, State, TaskId};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn change(lease: &Lease, name: &str, address: &str, action: LockAction) -> LockChange {
+pub(super) fn change(lease: &Lease, name: &str, address: &str, action: LockAction) -> LockChange {
     LockChange {
         tenant: lease.tenant.clone(),
         task: lease.task,
@@ -27,16 +27,16 @@ fn asking(lease: &Lease, name: &str) -> LockChange {
     change(lease, name, &format!("lock/0/lock {name}"), action)
 }
 
-async fn make(bed: &Bed, change: &LockChange) -> Result<Locked, CommitRefused> {
+pub(super) async fn make(bed: &Bed, change: &LockChange) -> Result<Locked, CommitRefused> {
     bed.store.lock(change).await.expect("the store answers")
 }
 
 /// Asks for a lock that is free or not.
-async fn ask(bed: &Bed, lease: &Lease, name: &str) {
+pub(super) async fn ask(bed: &Bed, lease: &Lease, name: &str) {
     make(bed, &asking(lease, name)).await.expect("the lease is current");
 }
 
-async fn release(bed: &Bed, lease: &Lease, name: &str, token: u64) {
+pub(super) async fn release(bed: &Bed, lease: &Lease, name: &str, token: u64) {
     let change = change(lease, name, &format!("lock/0/release {name}"), LockAction::Release { token });
     make(bed, &change).await.expect("the lease is current");
 }
@@ -52,7 +52,7 @@ async fn arrived(bed: &Bed, task: TaskId) -> Vec<(String, News)> {
 }
 
 /// The tokens a task was given for a lock.
-async fn tokens(bed: &Bed, task: TaskId) -> Vec<u64> {
+pub(super) async fn tokens(bed: &Bed, task: TaskId) -> Vec<u64> {
     let arrived = arrived(bed, task).await.into_iter();
     let granted = arrived.filter_map(|(_, news)| match news {
         News::Granted { token, .. } => Some(token),
@@ -61,18 +61,18 @@ async fn tokens(bed: &Bed, task: TaskId) -> Vec<u64> {
     granted.collect()
 }
 
-async fn token(bed: &Bed, lease: &Lease) -> u64 {
+pub(super) async fn token(bed: &Bed, lease: &Lease) -> u64 {
     let tokens = tokens(bed, lease.task).await;
     assert_eq!(tokens.len(), 1, "it has the lock, once");
     tokens[0]
 }
 
-async fn waits(bed: &Bed, lease: &Lease) -> bool {
+pub(super) async fn waits(bed: &Bed, lease: &Lease) -> bool {
     tokens(bed, lease.task).await.is_empty()
 }
 
 /// So many tasks, each leased.
-async fn several(bed: &Bed, count: usize) -> Vec<Lease> {
+pub(super) async fn several(bed: &Bed, count: usize) -> Vec<Lease> {
     let mut leases = Vec::new();
     for _ in 0..count {
         leases.push(bed.running().await);
@@ -525,7 +525,7 @@ async fn sweeps_changes_and_ends_at_once_lose_nobody(bed: Bed) {
                 let asking = change(&lease, name, &format!("lock/0/lock {name}"), action);
                 make_patiently(&bed, &asking).await;
                 if turn == 1 {
-                    bed.store.sweep(5).await.ok();
+                    bed.store.sweep(5, true).await.ok();
                 }
             }
             let end = write(&lease, 1)

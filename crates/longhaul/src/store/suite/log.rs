@@ -19,7 +19,7 @@ async fn numbers_are_gapless_while_a_run_and_others_write_at_once(bed: Bed) {
             for round in 0..15u8 {
                 let patch = StatePatch { set_goal: Some(format!("{n} {round}")), ..StatePatch::default() };
                 let action = if round % 2 == 0 {
-                    Action::Patch { patch, version: None }
+                    Action::Patch { patch, version: None, under: None }
                 } else {
                     Action::Priority((n + round) % 10)
                 };

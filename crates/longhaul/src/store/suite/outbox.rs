@@ -15,7 +15,15 @@ use crate::task::{NewTask, TaskId};
 const HELD: Duration = Duration::from_secs(60);
 
 fn ask(max: usize) -> TakeDue {
-    TakeDue { owner: Uuid::now_v7(), lease: HELD, max, per_lane: max, busy: Vec::new(), after_lane: String::new() }
+    TakeDue {
+        owner: Uuid::now_v7(),
+        lease: HELD,
+        max,
+        per_lane: max,
+        busy: Vec::new(),
+        after_lane: String::new(),
+        replies: true,
+    }
 }
 
 async fn take_as(bed: &Bed, ask: &TakeDue) -> Taken {

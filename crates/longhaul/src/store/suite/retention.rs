@@ -56,7 +56,7 @@ async fn removal_is_bounded_and_the_next_sweep_goes_on(bed: Bed) {
     bed.advance(61);
     let mut removed = Vec::new();
     for _ in 0..4 {
-        removed.push(bed.store.sweep(2).await.expect("the store answers").removed);
+        removed.push(bed.store.sweep(2, true).await.expect("the store answers").removed);
     }
     assert_eq!(removed, [2, 2, 1, 0]);
 }

@@ -429,7 +429,7 @@ async fn many_schedules_fire_in_bounded_steps(bed: Bed) {
     let mut ticks = Vec::new();
     while ticks.iter().sum::<usize>() < 25 {
         assert!(ticks.len() < 10, "it comes to an end: {ticks:?}");
-        ticks.push(bed.store.sweep(10).await.expect("the store answers").ticks);
+        ticks.push(bed.store.sweep(10, true).await.expect("the store answers").ticks);
     }
     assert_eq!(ticks, [10, 10, 5]);
     assert_eq!(bed.queue("default").await.pending, 25);
@@ -508,7 +508,7 @@ async fn nothing_is_left_of_a_tick_that_cannot_be_written_whole(bed: Bed, break_
     let saved = bed.schedule(every("s", HOUR)).await;
     bed.advance(HOUR + 1);
     tamper(&bed, break_it).await;
-    bed.store.sweep(10).await.expect_err("it cannot be written");
+    bed.store.sweep(10, true).await.expect_err("it cannot be written");
     tamper(&bed, mend_it).await;
     assert!(bed.made_by("s").await.is_empty());
     assert_eq!(bed.schedule_named("s").await.next_at, saved.next_at);

@@ -21,7 +21,7 @@ async fn patch(
     patch: StatePatch,
     version: Option<u64>,
 ) -> Result<Controlled, ControlRefused> {
-    bed.control(id, Action::Patch { patch, version }).await
+    bed.control(id, Action::Patch { patch, version, under: None }).await
 }
 
 async fn read(bed: &Bed, id: TaskId) -> Option<(u64, AgentState)> {

@@ -86,7 +86,7 @@ async fn a_sweep_is_bounded_and_the_next_one_goes_on(bed: Bed) {
     bed.advance(LEASE.as_secs() + 1);
     let (mut total, mut sweeps) = (Swept::default(), 0);
     loop {
-        let swept = bed.store.sweep(10).await.expect("the store answers");
+        let swept = bed.store.sweep(10, true).await.expect("the store answers");
         assert!(swept.expired <= 10 && swept.due <= 10, "{swept:?}");
         total.expired += swept.expired;
         total.due += swept.due;
@@ -139,7 +139,7 @@ async fn sweeps_and_heartbeats_at_once_never_take_a_lease_that_was_extended(bed:
     let (beating, sweeping) = (bed.clone(), bed.clone());
     let all = leases.clone();
     let beats = tokio::spawn(async move { beating.heartbeat(&all.iter().collect::<Vec<_>>()).await });
-    let swept = tokio::spawn(async move { sweeping.store.sweep(15).await.expect("the store answers") });
+    let swept = tokio::spawn(async move { sweeping.store.sweep(15, true).await.expect("the store answers") });
     let (beats, swept) = (beats.await.expect("no panic"), swept.await.expect("no panic"));
     let mut lost = 0;
     for (lease, beat) in leases.iter().zip(beats) {

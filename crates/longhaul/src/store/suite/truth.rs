@@ -68,7 +68,7 @@ impl Story {
             }
             10 => {
                 let limit = *self.dice.pick(&[1, 3, 1_000]);
-                self.bed.store.sweep(limit).await.expect("the store answers");
+                self.bed.store.sweep(limit, true).await.expect("the store answers");
             }
             _ => {
                 let leases: Vec<&Lease> = self.leases.iter().map(|(lease, _)| lease).collect();
@@ -159,7 +159,7 @@ impl Story {
             2 | 3 => Action::Resume,
             4 => Action::Priority(self.dice.roll(10) as u8),
             5 => Action::Decide { step: "pay".into(), decision: Decision::Retry, reason: None },
-            6 => Action::Patch { patch, version: None },
+            6 => Action::Patch { patch, version: None, under: None },
             _ => Action::Delete,
         };
         let _ = self.bed.control(id, action).await;

@@ -2,14 +2,15 @@
 -- their task in, NULL for a run that goes on (whose other columns keep their values). `d.after` is
 -- the pause before a retry or the longest wait. `d.waiting` is a JSON object to which the times are
 -- added as text, because jsonb refuses some of what JSON may say. `holds` is returned and emptied by the caller, who
--- frees the limits; only tasks under a limit have any. `d.uses` are the approvals that are used, with
+-- frees the limits; only tasks under a limit have any, and without `$23` those that end are left alone. `d.uses` are the approvals that are used, with
 -- commas in between; one that has expired (`ask_expired.sql`) is not.
 WITH now AS MATERIALIZED (
-    SELECT lh_now($1) AS now
+    SELECT lh_now($1) AS now, pg_current_xact_id()::text::bigint AS xact
 ),
 written AS (
     UPDATE tasks t
     SET commit_no   = d.number,
+        xact        = greatest(t.xact, now.xact),
         last_seq    = t.last_seq + d.count,
         crashes     = CASE WHEN d.recorded THEN 0 ELSE t.crashes END,
         progress    = coalesce(d.progress, t.progress),
@@ -47,16 +48,17 @@ written AS (
       AND t.commit_no < d.number
       AND (NOT d.forward OR (t.cancel IS NULL AND (t.deadline IS NULL OR t.deadline > now.now)))
       AND (d.known_seq IS NULL OR d.known_seq >= t.last_seq)
+      AND ($23 OR d.state IS NULL OR t.holds IS NULL)
       AND (d.uses IS NULL
            OR (SELECT min(a.id)
                FROM asks a
                WHERE a.task = d.id AND a.id = ANY (string_to_array(d.uses, ','))
                  AND (a.status = 4 OR (a.status = 2 AND a.expires_at <= now.now))) IS NULL)
-    RETURNING t.id, t.fence, t.last_seq, t.queue, t.holds, t.state, t.untold, now.now, d.count, d.events, d.records
+    RETURNING t.id, t.fence, t.last_seq, t.queue, t.holds, t.state, t.untold, t.xact, now.now, d.count, d.events, d.records
 ),
 told AS (
-    INSERT INTO log (task, seq, count, time, run, events, records)
-    SELECT w.id, w.last_seq - w.count + 1, w.count, w.now, w.fence, w.events, w.records
+    INSERT INTO log (task, seq, count, time, run, events, records, xact)
+    SELECT w.id, w.last_seq - w.count + 1, w.count, w.now, w.fence, w.events, w.records, w.xact
     FROM written w
     WHERE w.count > 0
 )

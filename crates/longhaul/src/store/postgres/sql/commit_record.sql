@@ -3,11 +3,12 @@
 -- (HOT) and no index is touched. `d` comes in id order and is always the outer side of the join (see
 -- `connect.rs`), so rows are locked in id order.
 WITH now AS MATERIALIZED (
-    SELECT lh_now($1) AS now
+    SELECT lh_now($1) AS now, pg_current_xact_id()::text::bigint AS xact
 ),
 written AS (
     UPDATE tasks t
     SET commit_no  = d.number,
+        xact       = greatest(t.xact, now.xact),
         last_seq   = t.last_seq + d.count,
         crashes    = CASE WHEN d.recorded THEN 0 ELSE t.crashes END,
         progress   = coalesce(d.progress, t.progress),
@@ -27,11 +28,11 @@ written AS (
       AND t.commit_no < d.number
       AND (NOT d.forward OR (t.cancel IS NULL AND (t.deadline IS NULL OR t.deadline > now.now)))
       AND (d.known_seq IS NULL OR d.known_seq >= t.last_seq)
-    RETURNING t.id, t.fence, t.last_seq, now.now, d.count, d.events, d.records
+    RETURNING t.id, t.fence, t.last_seq, t.xact, now.now, d.count, d.events, d.records
 ),
 told AS (
-    INSERT INTO log (task, seq, count, time, run, events, records)
-    SELECT w.id, w.last_seq - w.count + 1, w.count, w.now, w.fence, w.events, w.records
+    INSERT INTO log (task, seq, count, time, run, events, records, xact)
+    SELECT w.id, w.last_seq - w.count + 1, w.count, w.now, w.fence, w.events, w.records, w.xact
     FROM written w
     WHERE w.count > 0
 )

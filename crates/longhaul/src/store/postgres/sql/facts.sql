@@ -18,9 +18,11 @@ SELECT lh_now($2), t.run_at, t.parked, t.owner, t.lease_until - lh_now($2),
        (SELECT count(*)
         FROM lock_waiters w
         WHERE w.name = $4
-          AND w.place < (SELECT min(me.place) FROM lock_waiters me WHERE me.name = $4 AND me.task = t.id))
+          AND w.place < (SELECT min(me.place) FROM lock_waiters me WHERE me.name = $4 AND me.task = t.id)),
+       s.service, s.trouble
 FROM tasks t
 LEFT JOIN pauses p ON p.queue = t.queue
 LEFT JOIN limits l ON l.name = t.parked
 LEFT JOIN locks k ON k.name = $4
+LEFT JOIN lock_sessions s ON s.name = $4
 WHERE t.id = $1

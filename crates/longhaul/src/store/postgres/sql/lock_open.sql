@@ -1,2 +1,2 @@
--- A row to lock; one that is there stays as it is.
-INSERT INTO locks (name) VALUES ($1) ON CONFLICT (name) DO NOTHING
+-- Rows to lock; those that are there stay as they are.
+INSERT INTO locks (name) SELECT d.name FROM unnest($1::text[]) AS d (name) ORDER BY d.name ON CONFLICT (name) DO NOTHING

@@ -5,7 +5,7 @@ WITH now AS MATERIALIZED (
 picked AS MATERIALIZED (
     SELECT d.id
     FROM deliveries d
-    WHERE d.again AND d.next_at <= (SELECT now FROM now)
+    WHERE d.again AND d.next_at <= (SELECT now FROM now) AND ($5 OR d.destination <> 'reply')
     ORDER BY d.next_at
     LIMIT $2
     FOR UPDATE SKIP LOCKED
@@ -17,5 +17,7 @@ FROM now, picked p
 WHERE d.id = ANY (ARRAY[p.id])
 RETURNING d.task, d.destination, d.tenant,
           coalesce((SELECT e.webhook FROM endpoints e
-                    WHERE e.tenant = d.tenant AND 'endpoint:' || e.name = d.destination), d.webhook),
+                    WHERE e.tenant = d.tenant AND 'endpoint:' || e.name = d.destination),
+                   (SELECT o.webhook FROM outbox o
+                    WHERE o.task = d.task AND o.destination = d.destination AND o.destination = 'reply'), d.webhook),
           d.seq, d.attempts, d.first_at

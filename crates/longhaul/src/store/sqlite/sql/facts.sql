@@ -18,9 +18,11 @@ SELECT t.run_at, t.parked, t.owner, t.lease_until, t.lease_boot,
        (SELECT count(*)
         FROM lock_waiters w
         WHERE w.name = ?3
-          AND w.place < (SELECT min(me.place) FROM lock_waiters me WHERE me.name = ?3 AND me.task = t.id))
+          AND w.place < (SELECT min(me.place) FROM lock_waiters me WHERE me.name = ?3 AND me.task = t.id)),
+       s.service, s.trouble
 FROM tasks t
 LEFT JOIN pauses p ON p.queue = t.queue
 LEFT JOIN limits l ON l.name = t.parked
 LEFT JOIN locks k ON k.name = ?3
+LEFT JOIN lock_sessions s ON s.name = ?3
 WHERE t.id = ?1

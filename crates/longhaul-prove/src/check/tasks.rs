@@ -1,0 +1,216 @@
+//! I1, I10, I12 and I14: the tasks as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use longhaul::TaskId;
+
+use super::runs::lease_lost;
+use super::{Found, View};
+use crate::records::{Answer, Ask};
+
+/// I1: every acknowledged task is there and has one final state, the one that its last event tells. An unknown submit made
+/// none or one; nobody else made any.
+pub(super) fn acknowledged(view: &View<'_>, found: &mut Found<'_>) {
+    let tasks = &view.history.tasks;
+    let mut asked_for = BTreeSet::new();
+    for asked in &view.history.asked {
+        let Ask::Submit { id, .. } = &asked.ask else { continue };
+        asked_for.insert(*id);
+        if let Answer::Done { task, .. } = &asked.answer
+            && !tasks.contains_key(task)
+        {
+            found.of(*task, "it was acknowledged, and is not in the store");
+        }
+        if let Answer::Refused { why } = &asked.answer
+            && tasks.contains_key(id)
+        {
+            found.of(*id, format!("it was refused ({why}), and is in the store"));
+        }
+    }
+    for task in view.tasks() {
+        let known = asked_for.contains(&task.id) || task.parent.is_some_and(|parent| tasks.contains_key(&parent));
+        if !asked_for.is_empty() && !known {
+            found.of(task.id, "nobody asked for it");
+        }
+        // Those that are not over are for I14.
+        let last = task.events.iter().rev().find(|event| event.is_final());
+        let told = last.map(|event| event.kind.trim_start_matches("task."));
+        if task.state.is_final() && told != Some(task.state.name()) {
+            found.of(task.id, format!("it is {}, and its last final event tells {told:?}", task.state));
+        }
+        let finals = task.events.iter().filter(|event| event.is_final()).count();
+        let resumed =
+            task.events.iter().filter(|event| event.kind == "task.resumed" && event.data["by"] != "time");
+        if finals > 1 + resumed.count() {
+            found.of(task.id, format!("it ended {finals} times"));
+        }
+    }
+}
+
+/// I10: all acknowledged submits with one key, or equal ones within their window, mean one task, and no other has it.
+pub(super) fn one_key_one_task(view: &View<'_>, found: &mut Found<'_>) {
+    // The tasks that each key stands for, and the ids that were asked for under it.
+    type Ids = BTreeSet<TaskId>;
+    let mut meant: BTreeMap<(&str, String), (Ids, Ids)> = BTreeMap::new();
+    for asked in &view.history.asked {
+        let Ask::Submit { id, tenant, key, equal } = &asked.ask else { continue };
+        let Some(name) = key.clone().or(equal.map(|digest| format!("equal to {digest:x}"))) else { continue };
+        let (tasks, ids) = meant.entry((tenant, name)).or_default();
+        ids.insert(*id);
+        if let Answer::Done { task, .. } = &asked.answer {
+            tasks.insert(*task);
+        }
+    }
+    for ((tenant, key), (tasks, ids)) in meant {
+        // One that was made, and of which nobody was told, counts too.
+        let made: BTreeSet<TaskId> = ids.into_iter().filter(|id| view.history.tasks.contains_key(id)).collect();
+        let all: Vec<&TaskId> = tasks.union(&made).collect();
+        if all.len() > 1 {
+            found.of(*all[0], format!("'{key}' of {tenant} stands for {} tasks: {all:?}", all.len()));
+        }
+    }
+}
+
+/// I12: nothing that a tenant can see carries another's marker.
+pub(super) fn no_foreign_marker(view: &View<'_>, found: &mut Found<'_>) {
+    for task in view.tasks() {
+        for other in task.carries.iter().filter(|other| **other != task.tenant) {
+            found.of(task.id, format!("a task of {} carries the marker of {other}", task.tenant));
+        }
+    }
+    for task in &view.history.seen_by_others {
+        found.of(*task, "another tenant was given it");
+    }
+}
+
+/// I14: when faults stop, everything settles within a bound, and from then on no lease is lost any more, unless the store itself
+/// was too slow to be told.
+pub(super) fn settles(view: &View<'_>, found: &mut Found<'_>) {
+    let setup = &view.history.setup;
+    for task in view.tasks().filter(|task| !task.state.is_final()) {
+        let newest = task.events.last().map(|event| (&event.kind, &event.step));
+        found.of(task.id, format!("it is still {}, and its newest event is {newest:?}", task.state));
+    }
+    if !setup.settled && view.tasks().all(|task| task.state.is_final()) {
+        // Tasks ended between the last look and the reading of all: too late all the same.
+        let Some(last) = view.tasks().max_by_key(|task| task.events.last().map(|event| event.time)) else {
+            return;
+        };
+        found.of(last.id, "not everything had settled within the bound");
+    }
+    // What was held when the faults stopped may still be lost, for two leases: one to notice, one that was taken meanwhile.
+    let calm = setup.calm_at.saturating_add(setup.lease.saturating_mul(3)).saturating_add(setup.grace);
+    for task in view.tasks() {
+        for event in task.events.iter().filter(|event| lease_lost(event) && event.time.as_microsecond() > calm) {
+            let (at, seq) = (event.time.as_microsecond(), event.seq);
+            if setup.slow.iter().any(|(from, to)| *from <= at && at - 2 * setup.lease <= *to) {
+                continue;
+            }
+            let begun = task.events.iter().rfind(|event| event.seq < seq && event.kind == "task.started");
+            let since = begun.map_or(0, |begun| at - begun.time.as_microsecond());
+            let after = at - setup.calm_at;
+            found.of(
+                task.id,
+                format!("event {seq}: a lease of {since} µs before was lost {after} µs after the last fault"),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+    use crate::history::{Fact, History, carried};
+    use crate::program::marker;
+    use crate::records::Asked;
+    use longhaul::State;
+
+    const NONE: [u8; 0] = [];
+
+    fn good() -> Fact {
+        fact(vec![], State::Completed).submitted().started(1).ended(1)
+    }
+
+    fn submit(id: TaskId, key: Option<&str>, answer: Answer) -> Asked {
+        let ask = Ask::Submit { id, tenant: "default".into(), key: key.map(str::to_owned), equal: None };
+        Asked { ask, answer, began: 0, ended: Some(1) }
+    }
+
+    fn done(task: TaskId) -> Answer {
+        Answer::Done { task, state: None }
+    }
+
+    #[test]
+    fn a_lost_a_refused_and_an_unasked_task_break_i1() {
+        let task = good();
+        let with = |asked: Vec<Asked>, tasks: Vec<Fact>| History { asked, ..history(tasks, vec![]) };
+        assert_eq!(broken(&with(vec![submit(task.id, None, done(task.id))], vec![task.clone()])), NONE);
+        assert_eq!(broken(&with(vec![submit(task.id, None, done(task.id))], vec![])), [1]);
+        let unknown = || Answer::Unknown { why: String::new() };
+        assert_eq!(broken(&with(vec![submit(task.id, None, unknown())], vec![])), NONE, "none");
+        assert_eq!(broken(&with(vec![submit(task.id, None, unknown())], vec![task.clone()])), NONE, "or one");
+        let refused = Answer::Refused { why: "full".into() };
+        assert_eq!(broken(&with(vec![submit(task.id, None, refused)], vec![task.clone()])), [1]);
+        assert_eq!(broken(&with(vec![submit(task.id, None, done(task.id))], vec![task, good()])), [1]);
+    }
+
+    #[test]
+    fn a_state_that_the_last_event_does_not_tell_breaks_i1() {
+        let mut other = good();
+        other.state = State::Failed;
+        assert_eq!(broken(&history([other], vec![])), [1]);
+        let twice = good().ended(1);
+        assert!(found(1, &history([twice], vec![])).len() == 1);
+    }
+
+    #[test]
+    fn two_tasks_of_one_key_break_i10() {
+        let (one, two) = (good(), good());
+        let with = |answer: Answer, tasks: [Fact; 2]| {
+            let asked = vec![submit(one.id, Some("k"), done(one.id)), submit(two.id, Some("k"), answer)];
+            History { asked, ..history(tasks, vec![]) }
+        };
+        let alone = History {
+            asked: vec![submit(one.id, Some("k"), done(one.id)), submit(two.id, Some("k"), done(one.id))],
+            ..history([one.clone()], vec![])
+        };
+        assert_eq!(broken(&alone), NONE);
+        assert_eq!(broken(&with(done(two.id), [one.clone(), two.clone()])), [10]);
+        let unknown = Answer::Unknown { why: String::new() };
+        assert_eq!(broken(&with(unknown, [one.clone(), two.clone()])), [10], "made, and nobody was told");
+    }
+
+    #[test]
+    fn a_foreign_marker_breaks_i12() {
+        let mut task = good();
+        task.carries = carried(&format!("result {}", marker("default")));
+        assert_eq!(broken(&history([task.clone()], vec![])), NONE);
+        task.carries = carried(&format!("result {}", marker("beta")));
+        assert_eq!(broken(&history([task.clone()], vec![])), [12]);
+        let seen = History { seen_by_others: vec![TaskId::new()], ..history([good()], vec![]) };
+        assert_eq!(broken(&seen), [12]);
+    }
+
+    #[test]
+    fn a_task_that_is_not_over_and_a_lease_lost_in_the_calm_break_i14() {
+        let running = fact(vec![], State::Running).submitted().started(1);
+        assert_eq!(broken(&history([running], vec![])), [14]);
+        let lost = fact(vec![], State::Completed).submitted().started(1).lost().started(3).ended(3);
+        let calm_at = |at| {
+            let mut history = history([lost.clone()], vec![]);
+            history.setup.calm_at = at;
+            history
+        };
+        assert_eq!(broken(&calm_at(2_000_000)), NONE);
+        assert_eq!(broken(&calm_at(-1_000_000)), [14]);
+        let mut slow = calm_at(-1_000_000);
+        slow.setup.slow = vec![(1_500_000, 2_500_000)];
+        assert_eq!(broken(&slow), NONE, "the store did not answer");
+        slow.setup.slow = vec![(0, 500_000)];
+        assert_eq!(broken(&slow), [14], "long before");
+        let mut late = history([good()], vec![]);
+        late.setup.settled = false;
+        assert_eq!(broken(&late), [14]);
+    }
+}

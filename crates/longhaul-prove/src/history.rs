@@ -1,0 +1,150 @@
+//! Everything that is known when a run of the suite is over: the store's final content, what clients were told, what
+//! readers read, and what really happened.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use longhaul::{Ask, Client, Event, Filter, State, Task, TaskError, TaskId};
+
+use crate::Anyhow;
+use crate::ledger::{Ledger, Line};
+use crate::program::{Program, TENANTS, marker};
+use crate::records::{Asked, Records, Stream};
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// How it was run.
+    pub setup: Setup,
+    /// The store's tasks.
+    pub tasks: BTreeMap<TaskId, Fact>,
+    /// What clients and people asked, and were told.
+    pub asked: Vec<Asked>,
+    /// What was read of events.
+    pub streams: Vec<Stream>,
+    /// What really happened.
+    pub ledger: Vec<Line>,
+    /// Tasks of one tenant that another was given.
+    pub seen_by_others: Vec<TaskId>,
+}
+
+/// How a run of the suite was set up.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    /// The lease of workers, microseconds.
+    pub lease: i64,
+    /// When the last fault was over, microseconds by the store's clock.
+    pub calm_at: i64,
+    /// For how long after a start of its server the store takes no lease back, microseconds, if that was started anew.
+    pub grace: i64,
+    /// When the store itself was slow to answer a small write (longer than a quarter of a lease): from and to,
+    /// microseconds. Whoever cannot reach the store in time loses its lease by right.
+    pub slow: Vec<(i64, i64)>,
+    /// Whether everything had settled before the bound.
+    pub settled: bool,
+    /// How many tasks of a concurrency key may run at once.
+    pub limits: BTreeMap<String, u32>,
+    /// Whether a subscriber was to hear everything.
+    pub heard: bool,
+}
+
+/// A task as the store has it in the end.
+#[derive(Clone, Debug)]
+pub struct Fact {
+    /// Its id.
+    pub id: TaskId,
+    /// Its owner.
+    pub tenant: String,
+    /// Its input.
+    pub program: Program,
+    /// Its state.
+    pub state: State,
+    /// Why it failed or was cancelled.
+    pub error: Option<TaskError>,
+    /// Runs that ended with its error.
+    pub attempts: u32,
+    /// How many may.
+    pub max_attempts: u32,
+    /// When it had to be over, microseconds.
+    pub deadline: Option<i64>,
+    /// The task that made it.
+    pub parent: Option<TaskId>,
+    /// What it shares a limit with.
+    pub concurrency_key: Option<String>,
+    /// The number of its newest event.
+    pub last_seq: u64,
+    /// Its events.
+    pub events: Vec<Event>,
+    /// What people were asked.
+    pub asks: Vec<Ask>,
+    /// The recorded results of its steps, as they were written.
+    pub results: BTreeMap<String, String>,
+    /// The tenants whose markers are in what its owner can see of it.
+    pub carries: Vec<&'static str>,
+}
+
+impl Fact {
+    async fn read(client: &Client, task: Task) -> Result<Self, Anyhow> {
+        let id = task.id;
+        let exported = client.export(id).await?;
+        let events: Vec<Event> = serde_json::from_value(exported["events"].clone())?;
+        let steps = client.steps(id).await?;
+        let results = steps.into_iter().filter_map(|step| Some((step.name, step.result?.get().to_owned())));
+        Ok(Self {
+            id,
+            program: serde_json::from_str(task.input.get())?,
+            state: task.state,
+            error: task.error,
+            attempts: task.attempts,
+            max_attempts: task.max_attempts,
+            deadline: task.deadline.map(|at| at.as_microsecond()),
+            parent: task.parent_id,
+            concurrency_key: task.concurrency_key,
+            last_seq: task.last_seq,
+            events,
+            asks: client.asks(id).await?,
+            results: results.collect(),
+            carries: carried(&exported.to_string()),
+            tenant: task.tenant,
+        })
+    }
+}
+
+/// The tenants whose markers a text carries.
+pub fn carried(text: &str) -> Vec<&'static str> {
+    TENANTS.into_iter().filter(|tenant| text.contains(&marker(tenant))).collect()
+}
+
+/// All tasks of a tenant, oldest first.
+pub async fn list(client: &Client, state: Option<State>) -> Result<Vec<Task>, longhaul::Error> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let filter = Filter { state, after, limit: 1_000, oldest_first: true, ..Filter::default() };
+        let page = client.page(&filter).await?;
+        all.extend(page.tasks);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(all),
+        }
+    }
+}
+
+impl History {
+    /// Gathers everything.
+    pub async fn gather(client: &Client, folder: &Path, setup: Setup) -> Result<Self, Anyhow> {
+        let (asked, streams) = Records::read(folder)?;
+        let mut history = Self { setup, asked, streams, ledger: Ledger::read(folder)?, ..Self::default() };
+        for (number, tenant) in TENANTS.into_iter().enumerate() {
+            let (own, other) = (client.for_tenant(tenant), client.for_tenant(TENANTS[1 - number]));
+            for (place, task) in list(&own, None).await?.into_iter().enumerate() {
+                let id = task.id;
+                // Every task is read by its owner, some are asked for by the other.
+                if place % 50 == 0 && !matches!(other.task(id).await, Err(longhaul::Error::NotFound(_))) {
+                    history.seen_by_others.push(id);
+                }
+                history.tasks.insert(id, Fact::read(&own, task).await?);
+            }
+        }
+        Ok(history)
+    }
+}

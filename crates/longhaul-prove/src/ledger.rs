@@ -1,0 +1,231 @@
+//! The ledger: what really happened, noted outside of the product. Each line is one write to a file that is
+//! only appended to, so lines of several processes never mix. A kill can cut one off: it begins a line of its own, and
+//! what is not whole is passed over when the file is read.
+//!
+//! The [`World`] is what effects change: a small file for each idempotency key, made once.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use longhaul::TaskId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// One line of the ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// When, by the host's boot clock, microseconds: comparable between processes.
+    pub at: i64,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum What {
+    /// A step's function was called.
+    Begin(Call),
+    /// It failed, as its program says, and nothing happened.
+    Failed(Call),
+    /// Its effect happened.
+    Did(Call),
+    /// It was asked whether the effect had happened.
+    Verified {
+        /// By which call.
+        #[serde(flatten)]
+        call: Call,
+        /// The answer.
+        happened: bool,
+    },
+    /// A step's undo was called.
+    UndoBegin(Call),
+    /// The undo failed, as its program says.
+    UndoFailed(Call),
+    /// It was undone.
+    Undid(Call),
+    /// The handler was given a step's result.
+    Given {
+        /// The task.
+        task: TaskId,
+        /// The run's fence.
+        fence: u64,
+        /// The step.
+        step: String,
+        /// The result.
+        result: u64,
+    },
+    /// A subscriber was given an event.
+    Heard {
+        /// The task.
+        task: TaskId,
+        /// The event's number.
+        seq: u64,
+        /// What it said, as [`digest`] has it.
+        digest: u64,
+    },
+}
+
+/// A call to the outside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// The task.
+    pub task: TaskId,
+    /// The step.
+    pub step: String,
+    /// The idempotency key.
+    pub key: String,
+    /// The try.
+    pub attempt: u32,
+    /// The run's fence.
+    pub fence: u64,
+    /// The approval it is made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<String>,
+}
+
+/// A number that stands for a text.
+pub fn digest(text: &str) -> u64 {
+    let hash = Sha256::digest(text.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash[..8]);
+    u64::from_be_bytes(first)
+}
+
+/// The host's boot clock, microseconds.
+pub fn boot_micros() -> i64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
+}
+
+/// A file to which lines are appended by several processes.
+#[derive(Debug)]
+pub struct Appended(File);
+
+impl Appended {
+    /// Opens or creates it.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        Ok(Self(File::options().create(true).append(true).open(path)?))
+    }
+
+    /// Appends a line, in one write.
+    pub fn append(&self, line: &impl Serialize) -> std::io::Result<()> {
+        let mut text = vec![b'\n'];
+        serde_json::to_writer(&mut text, line)?;
+        text.push(b'\n');
+        (&self.0).write_all(&text)
+    }
+
+    /// The whole lines of a file; none when there is no file.
+    pub fn read<T: DeserializeOwned>(path: &Path) -> std::io::Result<Vec<T>> {
+        let text = match std::fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    }
+}
+
+/// The ledger of a process.
+#[derive(Debug)]
+pub struct Ledger(Appended);
+
+impl Ledger {
+    /// Opens or creates the ledger of a folder.
+    pub fn open(folder: &Path) -> std::io::Result<Self> {
+        Ok(Self(Appended::open(&folder.join("ledger"))?))
+    }
+
+    /// Notes what happened.
+    pub fn note(&self, what: What) -> std::io::Result<()> {
+        self.0.append(&Line { at: boot_micros(), what })
+    }
+
+    /// All lines, in the order in which they were written.
+    pub fn read(folder: &Path) -> std::io::Result<Vec<Line>> {
+        Appended::read(&folder.join("ledger"))
+    }
+}
+
+/// What effects change.
+#[derive(Clone, Debug)]
+pub struct World(PathBuf);
+
+impl World {
+    /// The world of a folder.
+    pub fn open(folder: &Path) -> std::io::Result<Self> {
+        let path = folder.join("world");
+        std::fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    fn place(&self, key: &str) -> PathBuf {
+        self.0.join(format!("{:016x}", digest(key)))
+    }
+
+    /// Makes what stands for a key; one that is there already stays as it is. Gives its result.
+    pub fn make(&self, key: &str, result: u64) -> std::io::Result<u64> {
+        let place = self.place(key);
+        let draft = self.0.join(format!("{:016x}.{}.{result:016x}", digest(key), std::process::id()));
+        std::fs::write(&draft, result.to_string())?;
+        // Whole or not at all, and only if there is none.
+        let made = std::fs::hard_link(&draft, &place);
+        std::fs::remove_file(&draft)?;
+        match made {
+            Ok(()) => Ok(result),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                self.find(key)?.ok_or_else(|| std::io::Error::other("it is there and cannot be read"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The result that stands for a key, if its effect happened.
+    pub fn find(&self, key: &str) -> std::io::Result<Option<u64>> {
+        match std::fs::read_to_string(self.place(key)) {
+            Ok(text) => text.trim().parse().map(Some).map_err(std::io::Error::other),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_is_passed_over_and_the_next_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ledger = Ledger::open(folder.path()).expect("opens");
+        let heard = |seq| What::Heard { task: TaskId::new(), seq, digest: 1 };
+        ledger.note(heard(1)).expect("written");
+        let mut file = File::options().append(true).open(folder.path().join("ledger")).expect("opens");
+        file.write_all(b"\n{\"at\": 5, \"what\": \"he").expect("written");
+        ledger.note(heard(2)).expect("written");
+        let seqs: Vec<u64> = Ledger::read(folder.path())
+            .expect("reads")
+            .into_iter()
+            .map(|line| match line.what {
+                What::Heard { seq, .. } => seq,
+                _ => 0,
+            })
+            .collect();
+        assert_eq!(seqs, [1, 2]);
+    }
+
+    #[test]
+    fn what_is_made_twice_is_made_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let world = World::open(folder.path()).expect("opens");
+        assert_eq!(world.find("a/b").expect("looks"), None);
+        assert_eq!(world.make("a/b", 7).expect("made"), 7);
+        assert_eq!(world.make("a/b", 8).expect("there"), 7);
+        assert_eq!(world.find("a/b").expect("looks"), Some(7));
+    }
+}

@@ -1,0 +1,301 @@
+//! The program of the fault suite; `./dev prove` runs it. It is also its own workers, listeners and clients.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use longhaul::faults::Mutant;
+use longhaul_prove::Anyhow;
+use longhaul_prove::bed::Kind;
+use longhaul_prove::drive::{Drive, Faults, drive};
+use longhaul_prove::mutants::{breaks, run_of};
+use longhaul_prove::people::people;
+use longhaul_prove::process::{
+    ClientArgs, ListenerArgs, Place, WorkerArgs, client, end_with_the_driver, listener, worker,
+};
+use longhaul_prove::report::{Hunted, Ran, line, page, tally};
+
+/// Breaks Longhaul and checks what is left.
+#[derive(Parser)]
+#[command(name = "longhaul-prove")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything, with the numbers of the proof; writes the report
+    All(AllArgs),
+    /// One run
+    Run(RunArgs),
+    /// Runs mutants, each of which must be found
+    Mutants {
+        /// Only this one
+        #[arg(long)]
+        only: Option<String>,
+        /// The seed
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// A worker process
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+    /// A listener process
+    #[command(hide = true)]
+    Listener(ListenerArgs),
+    /// The people
+    #[command(hide = true)]
+    People(Place),
+    /// A client process
+    #[command(hide = true)]
+    Client(ClientArgs),
+}
+
+#[derive(clap::Args)]
+struct AllArgs {
+    /// The seed; another one draws other tasks and faults
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Tasks of the long run on each store
+    #[arg(long, default_value_t = 50_000)]
+    tasks: u64,
+    /// kill -9 on SQLite
+    #[arg(long, default_value_t = 500)]
+    sqlite_kills: u32,
+    /// kill -9 on PostgreSQL
+    #[arg(long, default_value_t = 200)]
+    postgres_kills: u32,
+    /// Restarts of the PostgreSQL server
+    #[arg(long, default_value_t = 60)]
+    restarts: u32,
+    /// How often every failpoint fires, in each of its ways
+    #[arg(long, default_value_t = 3)]
+    rounds: u64,
+    /// Without the mutants
+    #[arg(long)]
+    no_mutants: bool,
+    /// The commit, for the report
+    #[arg(long, default_value = "unknown")]
+    commit: String,
+    /// Where the report goes
+    #[arg(long)]
+    report: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// The store
+    #[arg(long, value_enum, default_value = "sqlite")]
+    store: Kind,
+    /// The seed of tasks and faults
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Tasks
+    #[arg(long, default_value_t = 500)]
+    tasks: u64,
+    /// The time between tasks, microseconds
+    #[arg(long, default_value_t = 8_000)]
+    every_us: u64,
+    /// Workers
+    #[arg(long, default_value_t = 3)]
+    workers: usize,
+    /// The lease, milliseconds
+    #[arg(long, default_value_t = 3_000)]
+    lease_ms: u64,
+    /// kill -9
+    #[arg(long, default_value_t = 0)]
+    kills: u32,
+    /// Stopped past their leases
+    #[arg(long, default_value_t = 0)]
+    freezes: u32,
+    /// The server stopped and started
+    #[arg(long, default_value_t = 0)]
+    restarts: u32,
+    /// The time between these, milliseconds
+    #[arg(long, default_value_t = 150)]
+    fault_every_ms: u64,
+    /// Every failpoint
+    #[arg(long)]
+    points: bool,
+    /// Two clocks an hour off
+    #[arg(long)]
+    clocks: bool,
+    /// How many tasks out of a hundred share a limit
+    #[arg(long, default_value_t = 8)]
+    limited: u64,
+    /// A mutant
+    #[arg(long)]
+    mutant: Option<String>,
+    /// How long everything may take to settle, seconds
+    #[arg(long, default_value_t = 60)]
+    bound: u64,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "off".into()))
+        .init();
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("prove: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match runtime.block_on(until_interrupted(arguments.command)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("prove: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs it. An interrupt ends it as an error does: everything that was started is stopped.
+async fn until_interrupted(command: Command) -> Result<bool, Anyhow> {
+    if matches!(command, Command::Worker(_) | Command::Listener(_) | Command::People(_) | Command::Client(_)) {
+        end_with_the_driver()?;
+        return run(command).await;
+    }
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        ran = run(command) => ran,
+        _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+        _ = terminate.recv() => Err("told to end".into()),
+    }
+}
+
+async fn run(command: Command) -> Result<bool, Anyhow> {
+    match command {
+        Command::All(args) => all(args).await,
+        Command::Run(args) => one(args).await,
+        Command::Mutants { only, seed } => {
+            let hunts = hunt(only.as_deref(), seed).await?;
+            Ok(hunts.iter().all(Hunted::is_caught))
+        }
+        Command::Worker(args) => worker(args).await.map(|()| true),
+        Command::Listener(args) => listener(args).await.map(|()| true),
+        Command::People(place) => people(place).await.map(|()| true),
+        Command::Client(args) => client(args).await.map(|()| true),
+    }
+}
+
+fn mutant_of(name: &str) -> Result<Mutant, Anyhow> {
+    let names: Vec<&str> = Mutant::ALL.into_iter().map(Mutant::name).collect();
+    let known = Mutant::ALL.into_iter().find(|mutant| mutant.name() == name);
+    known.ok_or_else(|| format!("there is no mutant '{name}'; there are {}", names.join(", ")).into())
+}
+
+async fn one(args: RunArgs) -> Result<bool, Anyhow> {
+    let faults = Faults {
+        kills: args.kills,
+        freezes: args.freezes,
+        restarts: args.restarts,
+        every: Duration::from_millis(args.fault_every_ms),
+        points: args.points,
+        clocks: args.clocks,
+    };
+    let plan = Drive {
+        kind: args.store,
+        seed: args.seed,
+        tasks: args.tasks,
+        every: Duration::from_micros(args.every_us),
+        workers: args.workers,
+        lease: Duration::from_millis(args.lease_ms),
+        faults,
+        limited: args.limited,
+        mutant: args.mutant.as_deref().map(mutant_of).transpose()?,
+        bound: Duration::from_secs(args.bound),
+    };
+    Ok(ran("a run", &plan).await?.is_some_and(|ran| ran.outcome.is_clean()))
+}
+
+/// Runs it and says what came of it; `None` where the store cannot be had.
+async fn ran(name: &str, plan: &Drive) -> Result<Option<Ran>, Anyhow> {
+    let Some(outcome) = drive(plan, &std::env::current_exe()?).await? else {
+        eprintln!(
+            "prove: skipped: {name} on {}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove",
+            plan.kind
+        );
+        return Ok(None);
+    };
+    let ran = Ran { name: name.to_owned(), store: plan.kind.to_string(), seed: plan.seed, outcome };
+    for violation in ran.outcome.violations.iter().take(20) {
+        println!("    seed {}: {violation}", plan.seed);
+    }
+    for spec in &ran.outcome.not_fired {
+        println!("    {spec} did not fire");
+    }
+    println!("{}", line(&ran));
+    Ok(Some(ran))
+}
+
+async fn hunt(only: Option<&str>, seed: u64) -> Result<Vec<Hunted>, Anyhow> {
+    let only = only.map(mutant_of).transpose()?;
+    let mut hunts = Vec::new();
+    for mutant in Mutant::ALL.into_iter().filter(|mutant| only.is_none_or(|only| only == *mutant)) {
+        let plan = run_of(mutant, seed);
+        let Some(outcome) = drive(&plan, &std::env::current_exe()?).await? else { continue };
+        let hunted = Hunted { mutant, store: plan.kind.to_string(), seed, found: tally(&outcome) };
+        let verdict = if hunted.is_caught() { "caught" } else { "NOT CAUGHT" };
+        println!("mutant {}: {verdict}, must break I{}, broke {:?}", mutant.name(), breaks(mutant), hunted.found);
+        if let Some(example) = outcome.violations.iter().find(|found| found.invariant == breaks(mutant)) {
+            println!("    {example}");
+        }
+        hunts.push(hunted);
+    }
+    Ok(hunts)
+}
+
+async fn all(args: AllArgs) -> Result<bool, Anyhow> {
+    let mut runs = Vec::new();
+    let plan = |kind, faults, tasks, every| Drive {
+        kind,
+        seed: args.seed,
+        tasks,
+        every,
+        workers: 3,
+        lease: Duration::from_millis(3_000),
+        faults,
+        limited: 8,
+        mutant: None,
+        bound: Duration::from_secs(120),
+    };
+    let every = Duration::from_millis(500);
+    let sqlite = Faults { kills: args.sqlite_kills, freezes: args.sqlite_kills / 10, every, ..Faults::default() };
+    let postgres = Faults {
+        kills: args.postgres_kills,
+        freezes: args.postgres_kills / 10,
+        restarts: args.restarts,
+        every: Duration::from_millis(1_000),
+        clocks: true,
+        ..Faults::default()
+    };
+    let pace = Duration::from_micros(8_000);
+    runs.extend(ran("kills and freezes", &plan(Kind::Sqlite, sqlite, args.tasks, pace)).await?);
+    runs.extend(
+        ran("kills, freezes, restarts, wrong clocks", &plan(Kind::Postgres, postgres, args.tasks, pace)).await?,
+    );
+    for round in 0..args.rounds {
+        for kind in [Kind::Sqlite, Kind::Postgres] {
+            let points = Faults { points: true, ..Faults::default() };
+            let plan = Drive { seed: args.seed + round, ..plan(kind, points, 500, Duration::from_millis(15)) };
+            runs.extend(ran("every failpoint", &plan).await?);
+        }
+    }
+    let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+    let report = |hunts: &[Hunted]| match &args.report {
+        Some(path) => std::fs::write(path, page(&args.commit, &date, &runs, hunts)),
+        None => Ok(()),
+    };
+    report(&[])?;
+    let hunts = if args.no_mutants { Vec::new() } else { hunt(None, args.seed).await? };
+    report(&hunts)?;
+    let held = runs.iter().all(|ran| ran.outcome.is_clean());
+    Ok(held && hunts.iter().all(Hunted::is_caught))
+}

@@ -1,0 +1,54 @@
+//! Mutants: defects that the suite must find, each by the invariant that it breaks. What makes one show is a run of the
+//! suite with the faults that bring it out; the same run without the mutant must be clean.
+
+use std::time::Duration;
+
+use longhaul::faults::Mutant;
+
+use crate::bed::Kind;
+use crate::drive::{Drive, Faults};
+
+/// The invariants by which a mutant may be found; the first is the one it breaks.
+pub fn breaks(mutant: Mutant) -> u8 {
+    match mutant {
+        Mutant::FenceNotChecked | Mutant::LeaseByLocalClock => 2,
+        Mutant::EventApart => 6,
+        Mutant::UndoForward => 5,
+        Mutant::LimitReadThenWrite => 11,
+        Mutant::HeartbeatIgnored => 14,
+        Mutant::IdempotencyReadThenWrite => 10,
+        Mutant::OutboxByCursor => 7,
+        Mutant::ApprovalUnbound => 13,
+        Mutant::CancelLost => 9,
+    }
+}
+
+/// The run that brings a mutant out.
+pub fn run_of(mutant: Mutant, seed: u64) -> Drive {
+    let kind = match mutant {
+        Mutant::LimitReadThenWrite
+        | Mutant::IdempotencyReadThenWrite
+        | Mutant::LeaseByLocalClock
+        | Mutant::OutboxByCursor => Kind::Postgres,
+        _ => Kind::Sqlite,
+    };
+    let every = Duration::from_millis(150);
+    let faults = match mutant {
+        Mutant::FenceNotChecked => Faults { freezes: 12, every, ..Faults::default() },
+        Mutant::EventApart => Faults { kills: 30, every, ..Faults::default() },
+        Mutant::LeaseByLocalClock => Faults { clocks: true, ..Faults::default() },
+        _ => Faults::default(),
+    };
+    Drive {
+        kind,
+        seed,
+        tasks: 200,
+        every: Duration::from_millis(8),
+        workers: 3,
+        lease: Duration::from_millis(if mutant == Mutant::HeartbeatIgnored { 1_000 } else { 3_000 }),
+        faults,
+        limited: if mutant == Mutant::LimitReadThenWrite { 60 } else { 8 },
+        mutant: Some(mutant),
+        bound: Duration::from_secs(30),
+    }
+}

@@ -1,0 +1,149 @@
+//! The people around the tasks: they send the signals that tasks wait for, answer questions, approve (sometimes of what they
+//! did not see) or deny, and say what became of steps in doubt. They are a process of their own, which is not killed.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use longhaul::store::Controlled;
+use longhaul::{AskKind, Client, Decision, Error, Filter, State, Task, TaskId};
+use serde_json::value::to_raw_value;
+use tokio::time::sleep;
+
+use crate::Anyhow;
+use crate::chance::Chance;
+use crate::handler::Given;
+use crate::ledger::World;
+use crate::process::{Place, open};
+use crate::program::{Program, TENANTS, marker};
+use crate::records::{Ask, Records, answer_of};
+
+/// How many there are.
+const PEOPLE: usize = 16;
+
+/// Looks after waiting tasks until it is killed.
+pub async fn people(place: Place) -> Result<(), Anyhow> {
+    let (client, world) = (open(&place.store).await?, World::open(&place.folder)?);
+    let records = Records::open(&place.folder, "people")?;
+    let done = Mutex::default();
+    loop {
+        for tenant in TENANTS {
+            let client = client.for_tenant(tenant);
+            // What cannot be done now, because the store is away, is done in the next round.
+            if let Ok(waiting) = waiting(&client).await {
+                let helper = Helper { client: &client, records: &records, world: &world, done: &done };
+                let helped = stream::iter(&waiting).map(|task| helper.help(task)).buffer_unordered(PEOPLE);
+                helped.try_collect::<Vec<()>>().await?;
+            }
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn waiting(client: &Client) -> Result<Vec<Task>, Error> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let filter = Filter { state: Some(State::Waiting), after, limit: 1_000, ..Filter::default() };
+        let page = client.page(&filter).await?;
+        all.extend(page.tasks);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(all),
+        }
+    }
+}
+
+struct Helper<'a> {
+    client: &'a Client,
+    records: &'a Records,
+    world: &'a World,
+    /// The signals that were sent.
+    done: &'a Mutex<BTreeSet<(TaskId, String)>>,
+}
+
+impl Helper<'_> {
+    fn done(&self) -> MutexGuard<'_, BTreeSet<(TaskId, String)>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn help(&self, task: &Task) -> Result<(), Anyhow> {
+        let Some(waiting) = &task.waiting_for else { return Ok(()) };
+        let id = task.id;
+        match waiting.kind.as_str() {
+            "signal" => {
+                // Once for each name: a second one would be kept for nobody.
+                if self.done().contains(&(id, waiting.id.clone())) {
+                    return Ok(());
+                }
+                let ask = Ask::Other { task: id, what: format!("signal {}", waiting.id) };
+                let marker = marker(&task.tenant);
+                let sent = self.ask(id, ask, self.client.signal(id, &waiting.id, &marker)).await?;
+                if sent {
+                    self.done().insert((id, waiting.id.clone()));
+                }
+            }
+            "question" | "approval" => self.answer(task).await?,
+            "in_doubt" => self.decide(task, &waiting.id).await?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Asks, and records it; gives whether there was an answer.
+    async fn ask(
+        &self,
+        task: TaskId,
+        ask: Ask,
+        asking: impl Future<Output = Result<Controlled, Error>>,
+    ) -> Result<bool, Anyhow> {
+        let open = self.records.ask(ask)?;
+        let answer = asking.await;
+        let known = !matches!(answer, Err(Error::Store(_)));
+        self.records.answer(open, answer_of(task, answer.map(|told| (task, Some(told.state)))))?;
+        Ok(known)
+    }
+
+    async fn answer(&self, task: &Task) -> Result<(), Anyhow> {
+        let id = task.id;
+        let Ok(asks) = self.client.asks(id).await else { return Ok(()) };
+        for ask in asks.iter().filter(|ask| ask.decided_at.is_none()) {
+            if ask.kind == AskKind::Question {
+                let what = Ask::Other { task: id, what: "answer".to_owned() };
+                self.ask(id, what, self.client.answer(id, Some(&ask.id), "left")).await?;
+                continue;
+            }
+            // The same person decides the same each time.
+            let mut chance = Chance::new(crate::ledger::digest(&ask.id));
+            let approve = |right| Ask::Approve { task: id, approval: ask.id.clone(), right };
+            if chance.percent(30) {
+                let seen = "0".repeat(ask.digest.len());
+                let asking = self.client.approve(id, Some(&ask.id), None, Some(&seen));
+                self.ask(id, approve(false), asking).await?;
+            }
+            if chance.percent(15) {
+                let what = Ask::Other { task: id, what: "deny".to_owned() };
+                self.ask(id, what, self.client.deny(id, Some(&ask.id), None)).await?;
+            } else {
+                let asking = self.client.approve(id, Some(&ask.id), None, Some(&ask.digest));
+                self.ask(id, approve(true), asking).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether it happened, and says so.
+    async fn decide(&self, task: &Task, step: &str) -> Result<(), Anyhow> {
+        let id = task.id;
+        let program: Program = serde_json::from_str(task.input.get())?;
+        // Undos are never in doubt: they may happen again.
+        let found = self.world.find(&format!("{id}/{step}"))?;
+        let decision = match found {
+            Some(result) => Decision::Done(to_raw_value(&Given { result, marker: program.marker })?),
+            None => Decision::Retry,
+        };
+        let ask = Ask::Other { task: id, what: format!("decide {step} {}", decision.name()) };
+        self.ask(id, ask, self.client.decide(id, step, decision, None)).await?;
+        Ok(())
+    }
+}

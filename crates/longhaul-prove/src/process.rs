@@ -1,0 +1,310 @@
+//! The processes of the suite: workers and clients, both this very program, started by the driver to be killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use longhaul::{Client, NewTask, TaskId, Told, Worker};
+use rustix::process::{Pid, Signal};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::Anyhow;
+use crate::handler::{Outside, prove, retries};
+use crate::ledger::{Ledger, What, World, boot_micros, digest};
+use crate::program::{HANDLER, Plan, Same};
+use crate::records::{Ask, Records, Stream, answer_of};
+
+/// What every process of the suite is told.
+#[derive(Args, Clone, Debug)]
+pub struct Place {
+    /// The store
+    #[arg(long)]
+    pub store: String,
+    /// The folder of ledger, records and world
+    #[arg(long)]
+    pub folder: PathBuf,
+}
+
+/// What a worker is told.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerArgs {
+    /// Where
+    #[command(flatten)]
+    pub place: Place,
+    /// How many tasks at once
+    #[arg(long)]
+    pub slots: usize,
+    /// The lease, milliseconds
+    #[arg(long)]
+    pub lease_ms: u64,
+}
+
+/// What a listener is told.
+#[derive(Args, Clone, Debug)]
+pub struct ListenerArgs {
+    /// Where
+    #[command(flatten)]
+    pub place: Place,
+    /// The lease, milliseconds
+    #[arg(long)]
+    pub lease_ms: u64,
+}
+
+/// What a client is told.
+#[derive(Args, Clone, Debug)]
+pub struct ClientArgs {
+    /// Where
+    #[command(flatten)]
+    pub place: Place,
+    /// The seed of the tasks
+    #[arg(long)]
+    pub seed: u64,
+    /// Which client this is
+    #[arg(long)]
+    pub client: u64,
+    /// Of how many
+    #[arg(long)]
+    pub clients: u64,
+    /// The first task
+    #[arg(long)]
+    pub from: u64,
+    /// The task before which it ends
+    #[arg(long)]
+    pub tasks: u64,
+    /// How many out of a hundred share a limit
+    #[arg(long)]
+    pub limited: u64,
+    /// The time between tasks, microseconds
+    #[arg(long)]
+    pub every_us: u64,
+    /// When to begin, by the host's boot clock, microseconds
+    #[arg(long)]
+    pub begin_at: i64,
+}
+
+/// This process is killed when the driver that started it ends, however that ends.
+pub fn end_with_the_driver() -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    Ok(())
+}
+
+/// Runs programs until it is told to stop, or killed.
+pub async fn worker(args: WorkerArgs) -> Result<(), Anyhow> {
+    let client = open(&args.place.store).await?;
+    let (ledger, world) = (Ledger::open(&args.place.folder)?, World::open(&args.place.folder)?);
+    let outside = Arc::new(Outside { ledger, world, results: Default::default() });
+    let lease = Duration::from_millis(args.lease_ms);
+    let worker = Worker::new(&client)
+        .slots(args.slots)
+        .lease(lease)
+        .drain(Duration::from_secs(5))
+        .cancel_grace(Duration::from_secs(2))
+        .retry(retries())
+        .handler(HANDLER, move |run, program| prove(Arc::clone(&outside), run, program));
+    Ok(worker.run(told_to_end()?).await?)
+}
+
+fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
+    let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    Ok(async move {
+        told.recv().await;
+    })
+}
+
+/// Hears every event until it is told to stop, or killed.
+pub async fn listener(args: ListenerArgs) -> Result<(), Anyhow> {
+    let client = open(&args.place.store).await?;
+    let ledger = Arc::new(Ledger::open(&args.place.folder)?);
+    let subscriber = client
+        .subscriber("prove")
+        .all_tenants()
+        .from_start()
+        .lease(Duration::from_millis(args.lease_ms))
+        .back_off(Duration::from_millis(20), Duration::from_millis(200))
+        .start(move |Told { event, .. }| {
+            let text = serde_json::to_string(&event).unwrap_or_default();
+            let heard = What::Heard { task: event.task_id, seq: event.seq, digest: digest(&text) };
+            std::future::ready(ledger.note(heard).map_err(Into::into))
+        })
+        .await?;
+    told_to_end()?.await;
+    subscriber.stop().await;
+    Ok(())
+}
+
+/// Opens the store, again and again while it is away.
+pub async fn open(store: &str) -> Result<Client, Anyhow> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match Client::open(store).await {
+            Ok(client) => return Ok(client),
+            Err(longhaul::Error::Store(error)) if error.is_unavailable() && Instant::now() < until => {
+                sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Submits its share of the tasks of a seed, cancels and follows some of them, and records what it is told. A task
+/// that is to be recognised (by a key, or as equal) is submitted by every client, at the same moment.
+pub async fn client(args: ClientArgs) -> Result<(), Anyhow> {
+    let client = open(&args.place.store).await?;
+    let records = Arc::new(Records::open(&args.place.folder, &format!("client {}", args.client))?);
+    let mut tasks = JoinSet::new();
+    let begin = Instant::now() + Duration::from_micros((args.begin_at - boot_micros()).max(0).unsigned_abs());
+    for number in args.from..args.tasks {
+        let plan = Plan::draw(args.seed, number, args.limited);
+        if plan.same == Same::Nothing && number % args.clients != args.client {
+            continue;
+        }
+        sleep_until(begin + Duration::from_micros(args.every_us * (number - args.from))).await;
+        let (client, records) = (client.for_tenant(plan.tenant), Arc::clone(&records));
+        tasks.spawn(async move { one_task(client, records, plan).await });
+        while let Some(done) = tasks.try_join_next() {
+            done??;
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+async fn one_task(client: Client, records: Arc<Records>, plan: Plan) -> Result<(), Anyhow> {
+    let Some(id) = submit(&client, &records, &plan).await? else { return Ok(()) };
+    let reading = plan.reconnects.map(|reconnects| follow(client.clone(), Arc::clone(&records), id, reconnects));
+    let reading = reading.map(tokio::spawn);
+    if let Some(after) = plan.cancel_after_ms {
+        sleep(Duration::from_millis(after)).await;
+        let open = records.ask(Ask::Cancel { task: id })?;
+        let answer = client.cancel(id, Some("as planned")).await;
+        records.answer(open, answer_of(id, answer.map(|told| (id, Some(told.state)))))?;
+    }
+    match reading {
+        Some(reading) => reading.await?,
+        None => Ok(()),
+    }
+}
+
+/// Submits a task until it is accepted or refused; gives its id if it was accepted.
+async fn submit(client: &Client, records: &Records, plan: &Plan) -> Result<Option<TaskId>, Anyhow> {
+    let task: NewTask = plan.task();
+    loop {
+        let equal = (plan.same == Same::Equal).then(|| digest(task.input.get()));
+        let (id, tenant) = (task.id, plan.tenant.to_owned());
+        let open = records.ask(Ask::Submit { id, tenant, key: plan.key(), equal })?;
+        let answer = client.submit(task.clone()).await;
+        let accepted = answer.as_ref().ok().map(|accepted| accepted.id);
+        let again = matches!(&answer, Err(longhaul::Error::Store(error)) if error.is_unavailable());
+        records.answer(open, answer_of(id, answer.map(|accepted| (accepted.id, None))))?;
+        if !again {
+            return Ok(accepted);
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Reads a task's events to their end, and connects anew so many times on the way.
+async fn follow(client: Client, records: Arc<Records>, task: TaskId, reconnects: u32) -> Result<(), Anyhow> {
+    let mut chance = crate::chance::Chance::new(task.0.as_u128() as u64);
+    let (mut after, mut left) = (0, reconnects);
+    loop {
+        let mut stream = Stream { task, after, events: Vec::new(), ended: false };
+        let most = if left > 0 { chance.between(0, 6) as usize } else { usize::MAX };
+        left = left.saturating_sub(1);
+        if let Ok(mut events) = client.events(task, after).await {
+            while stream.events.len() < most {
+                match events.next().await {
+                    Ok(Some(event)) => {
+                        after = event.seq;
+                        stream.events.push((event.seq, digest(&serde_json::to_string(&event)?)));
+                    }
+                    Ok(None) => {
+                        stream.ended = true;
+                        break;
+                    }
+                    // Cut off: it goes on where it was.
+                    Err(_) => break,
+                }
+            }
+        } else {
+            sleep(Duration::from_millis(100)).await;
+        }
+        let ended = stream.ended;
+        records.read_events(stream)?;
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+/// A process of the suite; killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+}
+
+impl Process {
+    /// Starts a program with these words and variables.
+    pub fn start(program: &Path, words: &[String], variables: &[(String, String)]) -> std::io::Result<Self> {
+        let mut command = Command::new(program);
+        command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
+        Ok(Self { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()? })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        Pid::from_raw(i32::try_from(self.child.id()).ok()?)
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) -> std::io::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Stops it where it is.
+    pub fn freeze(&self) -> std::io::Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> std::io::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) -> std::io::Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    fn signal(&self, signal: Signal) -> std::io::Result<()> {
+        match self.pid() {
+            Some(pid) => Ok(rustix::process::kill_process(pid, signal)?),
+            None => Ok(()),
+        }
+    }
+
+    /// How it ended, if it did.
+    pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
+        self.child.try_wait()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

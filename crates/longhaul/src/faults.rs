@@ -1,0 +1,110 @@
+//! Faults on purpose, for the suite that proves the guarantees (`crates/longhaul-prove`): named points at
+//! which the engine dies, fails or dawdles, a clock that is wrong, and mutants, which are defects that the suite
+//! must find.
+//!
+//! Everything here is empty without the feature `faults`, which no release of the product has. With it, nothing
+//! happens either until an environment variable says so:
+//!
+//! - `LONGHAUL_FAULTS=claim.before_commit=abort@3,heartbeat.begin=error@1..` is a list of point, kind and turn. A kind is
+//!   `abort`, `error` or `delay:MILLISECONDS`. `@3` means the third time only, `@3..` from then on, `@3..6` the third to
+//!   the sixth time, and nothing every time.
+//! - `LONGHAUL_FAULTS_FIRED=PATH`: a line is appended there for each fault, before it happens.
+//! - `LONGHAUL_FAULTS_CLOCK=-3600`: this process's wall clock is off by so many seconds.
+//! - `LONGHAUL_MUTANT=NAME`: one of [`Mutant::ALL`].
+//!
+//! A point of the store is `OPERATION.begin` (before anything is asked of the database), `OPERATION.before_commit`
+//! or `OPERATION.after_commit` (the caller does not get the answer). [`POINTS`] has all.
+
+use crate::error::TaskError;
+use crate::store::StoreError;
+
+#[cfg(feature = "faults")]
+mod on;
+
+#[cfg(not(feature = "faults"))]
+pub(crate) use off::{Operation, after, around, at, clock_micros, committing, is};
+#[cfg(feature = "faults")]
+pub use on::POINTS;
+#[cfg(feature = "faults")]
+pub(crate) use on::{Operation, after, around, at, clock_micros, committing, is};
+
+/// A defect that the suite must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "faults"),
+    allow(dead_code, unreachable_pub, reason = "only named where the real checks stand")
+)]
+pub enum Mutant {
+    /// A commit is taken whatever fence it comes with.
+    FenceNotChecked,
+    /// Events are written after the transaction that they tell of. SQLite.
+    EventApart,
+    /// The step completed first is undone first.
+    UndoForward,
+    /// A claim counts by what limits were before it locked them. PostgreSQL.
+    LimitReadThenWrite,
+    /// A worker takes its leases for extended without a word to the store.
+    HeartbeatIgnored,
+    /// Equal submits do not wait for each other. PostgreSQL.
+    IdempotencyReadThenWrite,
+    /// Leases are measured by each process's own clock. PostgreSQL.
+    LeaseByLocalClock,
+    /// The log of all tasks is read up to the newest place, whatever is still under way before it. PostgreSQL.
+    OutboxByCursor,
+    /// An approval counts whatever the one who gave it saw.
+    ApprovalUnbound,
+    /// A task completes although its cancel was acknowledged.
+    CancelLost,
+}
+
+/// What each function does is said in `faults/on.rs`; without the feature, none does anything.
+#[cfg(not(feature = "faults"))]
+mod off {
+    use std::future::{Ready, ready};
+
+    use super::{Mutant, StoreError, TaskError};
+
+    #[inline(always)]
+    pub(crate) fn is(_: Mutant) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) fn clock_micros() -> i64 {
+        0
+    }
+
+    #[inline(always)]
+    pub(crate) fn around<F: Future>(_: &'static str, call: F) -> F {
+        call
+    }
+
+    #[inline(always)]
+    pub(crate) fn at(_: &'static str) -> Ready<Result<(), StoreError>> {
+        ready(Ok(()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn after<T>(_: &'static str, outcome: Result<T, TaskError>) -> Ready<Result<T, TaskError>> {
+        ready(outcome)
+    }
+
+    #[inline(always)]
+    pub(crate) fn committing() -> Ready<Result<(), StoreError>> {
+        ready(Ok(()))
+    }
+
+    pub(crate) struct Operation;
+
+    impl Operation {
+        #[inline(always)]
+        pub(crate) fn current() -> Self {
+            Self
+        }
+
+        #[inline(always)]
+        pub(crate) fn committing(&self) -> Result<(), StoreError> {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,4 @@
+-- Whoever is asked for a lock and is not $1 need not give it any more.
+UPDATE lock_sessions
+SET stage = 2, until = lh_now($2) + $3, look_at = lh_now($2)
+WHERE stage = 0 AND service IS DISTINCT FROM $1
