@@ -113,6 +113,20 @@ impl Bed {
         }
     }
 
+    /// Waits until a step is on record.
+    pub async fn until_recorded(&self, id: TaskId, step: &str) {
+        let mut events = self.client.events(id, 0).await.expect("the task is there");
+        let recorded = async {
+            while let Some(event) = events.next().await.expect("the store answers") {
+                if event.kind == "step.completed" && event.step.as_deref() == Some(step) {
+                    return;
+                }
+            }
+            panic!("the task ended without {step}");
+        };
+        tokio::time::timeout(PATIENCE, recorded).await.expect("the step is recorded");
+    }
+
     pub async fn ended(&self, id: TaskId) -> Task {
         self.client.wait(id, PATIENCE).await.expect("the task ends")
     }
