@@ -65,6 +65,10 @@ pub const PARSERS: [Parser; 17] = [
     parser("values", "values", "times, addresses, cursors, schedules, submits", 90),
 ];
 
+/// Parsers that break, to see that it is found: one panics in a task that nobody looks after, one takes the process with it.
+pub const BROKEN: [Parser; 2] =
+    [parser("panics", "template", "nothing with a NUL", 0), parser("dies", "template", "nothing with a NUL", 0)];
+
 const fn parser(name: &'static str, corpus: &'static str, reads: &'static str, share: u64) -> Parser {
     Parser { name, corpus, reads, share }
 }
@@ -123,7 +127,7 @@ impl Tried {
 /// What is there, by name.
 fn named(name: &str) -> Result<Parser, Anyhow> {
     let names: Vec<&str> = PARSERS.iter().map(|parser| parser.name).collect();
-    let known = PARSERS.into_iter().find(|parser| parser.name == name);
+    let known = PARSERS.into_iter().chain(BROKEN).find(|parser| parser.name == name);
     known.ok_or_else(|| format!("there is no parser '{name}'; there are {}", names.join(", ")).into())
 }
 
@@ -221,9 +225,22 @@ pub async fn part(
         "template" => manifests::templates(&mut trial).await,
         "hints" => bus::hints(&mut trial).await,
         "values" => values::values(&mut trial).await,
-        other => Err(Broke(format!("nobody reads {other}"))),
+        name => broken(&mut trial, name).await,
     };
     Ok(trial.finish(ended))
+}
+
+/// See [`BROKEN`].
+async fn broken(trial: &mut Trial<'_>, name: &str) -> Result<(), Broke> {
+    while let Some(input) = trial.draw()? {
+        if input.contains(&0) && name == "dies" {
+            std::process::abort();
+        }
+        // What comes of it is not looked at, as a server does with a connection.
+        let _ = tokio::spawn(async move { assert!(!input.contains(&0), "there is a NUL") }).await;
+        trial.judged(longhaul_hostile::Judged::Refused)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

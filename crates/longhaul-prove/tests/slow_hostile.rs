@@ -26,3 +26,26 @@ async fn nothing_breaks_and_nothing_is_stored_by_what_nobody_should_send() {
         assert!(tally.accepted > 0 && tally.refused > 0, "{line}");
     }
 }
+
+/// Gives hostile input to a parser that breaks.
+async fn breaks(parser: &str) -> (String, Vec<u8>) {
+    let plan = Hostile { seed: 3, inputs: 20_000, only: Some(parser.to_owned()) };
+    let mut tried = hostile(&plan, Path::new(PROGRAM)).await.expect("the suite itself works");
+    let tried = tried.pop().expect("one parser was tried");
+    assert!(!tried.held(), "{}", tried.line());
+    let (input, path) = tried.input.expect("the input is kept");
+    std::fs::remove_file(path).expect("it is in a file");
+    (tried.tally.and_then(|tally| tally.broke).expect("it is said what broke"), input)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_that_nobody_looks_at_is_found_with_its_input() {
+    let (why, input) = breaks("panics").await;
+    assert!(why.contains("there is a NUL") && input.contains(&0), "{why}: {input:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_leaves_the_input_that_killed_it() {
+    let (why, input) = breaks("dies").await;
+    assert!(why.contains("signal") && input.contains(&0), "{why}: {input:?}");
+}

@@ -128,4 +128,49 @@ mod tests {
         assert_eq!(made.headers()["host"], "localhost");
         assert!(request(b"").is_none() && request(b"GET").is_none() && request(b"GE\0T /").is_none());
     }
+
+    async fn is_stored_behind_its_back(store: impl AsyncFnOnce(&Bed)) -> String {
+        let mut bed = Bed::make(&Place::Memory, false).await.expect("a bed");
+        bed.audit().await.expect("everything was accepted so far");
+        store(&bed).await;
+        assert!(bed.has_changed().await.expect("the store can be looked at"));
+        let Broke(why) = bed.audit().await.expect_err("it is found");
+        why
+    }
+
+    #[tokio::test]
+    async fn what_is_stored_and_was_not_accepted_is_found() {
+        let why = is_stored_behind_its_back(async |bed| {
+            bed.client.submit(longhaul::NewTask::new("echo", &1)).await.expect("accepted");
+        });
+        assert!(why.await.contains("nobody was told"));
+        let why = is_stored_behind_its_back(async |bed| {
+            bed.client.save_endpoint("x", longhaul::Webhook::new("https://example.com")).await.expect("saved");
+        });
+        assert!(why.await.contains("endpoint 'x'"));
+        let why = is_stored_behind_its_back(async |bed| {
+            let id = bed.name("done").parse().expect("an id");
+            bed.client.delete(id).await.expect("deleted");
+        });
+        assert!(why.await.contains("were accepted"));
+    }
+
+    #[tokio::test]
+    async fn a_request_is_accepted_or_refused_and_reads_store_nothing() {
+        let mut bed = Bed::make(&Place::Memory, false).await.expect("a bed");
+        for (input, expected) in [
+            ("POST /v1/tasks\ncontent-type: application/json\n\n{\"handler\":\"echo\"}", Judged::Accepted),
+            (
+                "POST /v1/tasks\ncontent-type: application/json\n\n{\"handler\":\"echo\",\"priority\":10}",
+                Judged::Refused,
+            ),
+            ("GET /v1/tasks/{state}/export\n\n", Judged::Accepted),
+            ("DELETE /v1/tasks/{done}\n\n", Judged::Accepted),
+            ("DELETE /v1/tasks/{pending}\n\n", Judged::Refused),
+        ] {
+            let judged = one(&mut bed, input.as_bytes()).await.expect("nothing breaks");
+            assert_eq!(judged, expected, "{input}");
+        }
+        bed.audit().await.expect("what is stored was accepted");
+    }
 }
