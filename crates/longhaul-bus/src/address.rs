@@ -219,6 +219,32 @@ mod tests {
     }
 
     #[test]
+    fn no_url_is_so_strange_that_its_password_is_shown() {
+        use longhaul_hostile::Judged;
+        longhaul_hostile::check("broker-urls", 20_000, |text| {
+            let url = String::from_utf8_lossy(text);
+            let read = Address::parse(&url, 4222, &[KEEP_PARAM, "replicas", "partitions"]);
+            let password = url.split_once("://").and_then(|(_, rest)| rest.split_once('@')?.0.split_once(':'));
+            let secret =
+                |shown: &str| password.is_some_and(|(_, secret)| secret.len() > 4 && shown.contains(secret));
+            match read {
+                Ok(address) => {
+                    let told = [address.number("replicas").err(), address.keep().err()];
+                    assert!(
+                        !secret(&address.shown())
+                            && told.iter().flatten().all(|error| !secret(&error.to_string()))
+                    );
+                    Judged::Accepted
+                }
+                Err(error) => {
+                    assert!(!secret(&error.to_string()), "{error}");
+                    Judged::Refused
+                }
+            }
+        });
+    }
+
+    #[test]
     fn events_are_kept_for_a_week_unless_said_otherwise() {
         let keep = |url| parse(url).and_then(|address| address.keep()).expect("can be read");
         assert_eq!(keep("nats://h"), Some(KEEP));

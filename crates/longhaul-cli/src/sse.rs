@@ -114,6 +114,18 @@ mod tests {
     }
 
     #[test]
+    fn no_stream_is_so_strange_that_pieces_make_a_difference() {
+        longhaul_hostile::check("events", 5_000, |stream| {
+            let whole = Parser::default().push(stream).expect("small");
+            let mut parser = Parser::default();
+            let pieces: Vec<Frame> =
+                stream.chunks(3).flat_map(|piece| parser.push(piece).expect("small")).collect();
+            assert_eq!(pieces, whole);
+            if whole.is_empty() { longhaul_hostile::Judged::Refused } else { longhaul_hostile::Judged::Accepted }
+        });
+    }
+
+    #[test]
     fn an_event_that_is_not_complete_is_not_given() {
         let mut parser = Parser::default();
         assert_eq!(parser.push(b"id: 7\ndata: half").expect("small"), []);

@@ -124,6 +124,23 @@ mod tests {
     }
 
     #[test]
+    fn no_text_is_a_time_or_a_size_that_cannot_be_counted_with() {
+        use longhaul_hostile::Judged;
+        longhaul_hostile::check("units", 20_000, |text| {
+            let text = String::from_utf8_lossy(text);
+            let time = duration(&text);
+            if let Ok(time) = time {
+                assert!(time <= LONGEST && duration(&show(time)).is_ok() && !brief(time).is_empty());
+            }
+            let size = bytes(&text);
+            if let Ok(size) = size {
+                assert!(!show_bytes(size).is_empty());
+            }
+            if time.is_ok() || size.is_ok() { Judged::Accepted } else { Judged::Refused }
+        });
+    }
+
+    #[test]
     fn a_time_shown_is_read_back_as_itself() {
         for millis in [0, 1, 999, 1_000, 61_001, 3_600_000, 90_061_007, 86_400_000 * 400] {
             let time = Duration::from_millis(millis);

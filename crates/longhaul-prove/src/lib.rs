@@ -5,7 +5,7 @@
 //! noted outside of the product), [`records`] (what clients were told), [`people`] (who answer, approve and decide),
 //! [`process`] (workers, listeners and clients, which can be killed), [`server`] and [`bed`] (a store and everything around it), [`history`]
 //! (all that is known afterwards), [`check`] (the invariants over it), [`drive`] (which faults when), [`mutants`] (defects
-//! that must be found), [`report`] (`docs/proof.md`).
+//! that must be found), [`hostile`] (input that nobody should send), [`report`] (`docs/proof.md`).
 
 pub mod bed;
 pub mod chance;
@@ -13,6 +13,7 @@ pub mod check;
 pub mod drive;
 pub mod handler;
 pub mod history;
+pub mod hostile;
 pub mod ledger;
 pub mod mutants;
 pub mod people;

@@ -9,6 +9,7 @@ use longhaul::faults::Mutant;
 use longhaul_prove::Anyhow;
 use longhaul_prove::bed::Kind;
 use longhaul_prove::drive::{Drive, Faults, drive};
+use longhaul_prove::hostile::{Hostile, Tried, hostile, part};
 use longhaul_prove::mutants::{breaks, run_of};
 use longhaul_prove::people::people;
 use longhaul_prove::process::{
@@ -39,6 +40,11 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Gives every parser what nobody should send
+    Hostile(HostileArgs),
+    /// One parser's share of that
+    #[command(hide = true)]
+    HostilePart(HostilePartArgs),
     /// A worker process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -73,6 +79,9 @@ struct AllArgs {
     /// How often every failpoint fires, in each of its ways
     #[arg(long, default_value_t = 3)]
     rounds: u64,
+    /// Hostile inputs
+    #[arg(long, default_value_t = 1_000_000)]
+    inputs: u64,
     /// Without the mutants
     #[arg(long)]
     no_mutants: bool,
@@ -133,6 +142,33 @@ struct RunArgs {
     bound: u64,
 }
 
+#[derive(clap::Args)]
+struct HostileArgs {
+    /// Inputs in all
+    #[arg(long, default_value_t = 1_000_000)]
+    inputs: u64,
+    /// The seed; another one draws other inputs
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only this parser, with all the inputs
+    #[arg(long)]
+    only: Option<String>,
+}
+
+#[derive(clap::Args)]
+struct HostilePartArgs {
+    #[arg(long)]
+    parser: String,
+    #[arg(long)]
+    inputs: u64,
+    #[arg(long)]
+    seed: u64,
+    #[arg(long)]
+    current: PathBuf,
+    #[arg(long)]
+    store: Option<String>,
+}
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -158,7 +194,14 @@ fn main() -> ExitCode {
 
 /// Runs it. An interrupt ends it as an error does: everything that was started is stopped.
 async fn until_interrupted(command: Command) -> Result<bool, Anyhow> {
-    if matches!(command, Command::Worker(_) | Command::Listener(_) | Command::People(_) | Command::Client(_)) {
+    if matches!(
+        command,
+        Command::Worker(_)
+            | Command::Listener(_)
+            | Command::People(_)
+            | Command::Client(_)
+            | Command::HostilePart(_)
+    ) {
         end_with_the_driver()?;
         return run(command).await;
     }
@@ -177,6 +220,15 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
         Command::Mutants { only, seed } => {
             let hunts = hunt(only.as_deref(), seed).await?;
             Ok(hunts.iter().all(Hunted::is_caught))
+        }
+        Command::Hostile(args) => {
+            let plan = Hostile { seed: args.seed, inputs: args.inputs, only: args.only };
+            Ok(hostile(&plan, &std::env::current_exe()?).await?.iter().all(Tried::held))
+        }
+        Command::HostilePart(args) => {
+            let tally = part(&args.parser, args.inputs, args.seed, &args.current, args.store.as_deref()).await?;
+            println!("{}", serde_json::to_string(&tally)?);
+            Ok(true)
         }
         Command::Worker(args) => worker(args).await.map(|()| true),
         Command::Listener(args) => listener(args).await.map(|()| true),
@@ -288,14 +340,16 @@ async fn all(args: AllArgs) -> Result<bool, Anyhow> {
             runs.extend(ran("every failpoint", &plan).await?);
         }
     }
+    let plan = Hostile { seed: args.seed, inputs: args.inputs, only: None };
+    let tried = if args.inputs == 0 { Vec::new() } else { hostile(&plan, &std::env::current_exe()?).await? };
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let report = |hunts: &[Hunted]| match &args.report {
-        Some(path) => std::fs::write(path, page(&args.commit, &date, &runs, hunts)),
+        Some(path) => std::fs::write(path, page(&args.commit, &date, &runs, &tried, hunts)),
         None => Ok(()),
     };
     report(&[])?;
     let hunts = if args.no_mutants { Vec::new() } else { hunt(None, args.seed).await? };
     report(&hunts)?;
     let held = runs.iter().all(|ran| ran.outcome.is_clean());
-    Ok(held && hunts.iter().all(Hunted::is_caught))
+    Ok(held && tried.iter().all(Tried::held) && hunts.iter().all(Hunted::is_caught))
 }

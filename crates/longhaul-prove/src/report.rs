@@ -5,6 +5,7 @@ use std::fmt::Write;
 use longhaul::faults::Mutant;
 
 use crate::drive::Outcome;
+use crate::hostile::Tried;
 use crate::mutants::breaks;
 
 /// A run of the suite, for the report.
@@ -76,7 +77,7 @@ pub fn line(ran: &Ran) -> String {
 }
 
 /// `docs/proof.md`.
-pub fn page(commit: &str, date: &str, runs: &[Ran], hunts: &[Hunted]) -> String {
+pub fn page(commit: &str, date: &str, runs: &[Ran], tried: &[Tried], hunts: &[Hunted]) -> String {
     let mut page = String::from(include_str!("report/head.md"));
     // Writing to a string cannot fail.
     let _ = writeln!(page, "\n## What was run\n\nFrom commit {commit}, {date}.\n");
@@ -95,6 +96,24 @@ pub fn page(commit: &str, date: &str, runs: &[Ran], hunts: &[Hunted]) -> String 
             outcome.seconds,
             outcome.violations.len()
         );
+    }
+    if !tried.is_empty() {
+        page.push_str("\n## Hostile input\n\n| parser | reads | inputs | accepted | refused | broke |\n|---|---|---|---|---|---|\n");
+        let mut sum = [0; 3];
+        for Tried { parser, tally, .. } in tried {
+            let Some(tally) = tally else { continue };
+            let counts = [tally.inputs, tally.accepted, tally.refused];
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+            let broke = if tally.broke.is_some() { "**yes**" } else { "no" };
+            let [inputs, accepted, refused] = counts;
+            let _ = writeln!(
+                page,
+                "| {} | {} | {inputs} | {accepted} | {refused} | {broke} |",
+                parser.name, parser.reads
+            );
+        }
+        let [inputs, accepted, refused] = sum;
+        let _ = writeln!(page, "| all | | {inputs} | {accepted} | {refused} | |");
     }
     if !hunts.is_empty() {
         page.push_str(

@@ -78,10 +78,7 @@ impl Events {
             if let Some(event) = self.next_ready() {
                 return Ok(Some(event));
             }
-            let rows = self.engine.store.log(self.task, self.after, PAGE).await?;
-            let after = self.after;
-            let events = rows.iter().flat_map(|row| row.events_of(self.task));
-            self.read.extend(events.filter(|event| event.seq > after));
+            self.look().await?;
             if self.read.is_empty() {
                 let ended =
                     if self.endless { self.is_removed().await? } else { self.at_end || self.is_over().await? };
@@ -91,6 +88,23 @@ impl Events {
                 self.follow.changed().await;
             }
         }
+    }
+
+    /// The next event, if it is stored already; never waits for one.
+    pub async fn next_stored(&mut self) -> Result<Option<Event>, StoreError> {
+        if self.read.is_empty() {
+            self.look().await?;
+        }
+        Ok(self.next_ready())
+    }
+
+    /// Reads the next page, if there is one.
+    async fn look(&mut self) -> Result<(), StoreError> {
+        let rows = self.engine.store.log(self.task, self.after, PAGE).await?;
+        let after = self.after;
+        let events = rows.iter().flat_map(|row| row.events_of(self.task));
+        self.read.extend(events.filter(|event| event.seq > after));
+        Ok(())
     }
 
     /// The next event, if it was read already; never waits.

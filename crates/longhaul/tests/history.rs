@@ -11,10 +11,29 @@ on_every_store!(
     an_export_has_everything_of_a_task_and_another_tenant_gets_nothing,
     a_message_reaches_a_task_that_asks_for_it,
     checkpoints_are_listed_with_their_size,
+    what_is_stored_is_read_without_waiting_for_more,
 );
 
 async fn submit(bed: &Bed, handler: &str) -> TaskId {
     bed.client.submit(NewTask::new(handler, &())).await.expect("accepted").id
+}
+
+async fn what_is_stored_is_read_without_waiting_for_more(bed: Bed) {
+    bed.client.announce(&["work"]).await.expect("announced");
+    let id = submit(&bed, "work").await;
+    let mut events = bed.client.events(id, 0).await.expect("the task is there");
+    let mut kinds = Vec::new();
+    let read = async {
+        while let Some(event) = events.next_stored().await.expect("the store answers") {
+            kinds.push(event.kind);
+        }
+    };
+    // Nobody works on the task: `next` would wait for ever.
+    tokio::time::timeout(std::time::Duration::from_secs(30), read).await.expect("it does not wait");
+    assert_eq!(kinds, ["task.submitted"]);
+    bed.client.cancel(id, None).await.expect("cancelled");
+    let last = events.next_stored().await.expect("the store answers").expect("there is more now");
+    assert!(last.seq > 1, "{last:?}");
 }
 
 async fn steps_and_waits_are_listed_as_they_went(bed: Bed) {

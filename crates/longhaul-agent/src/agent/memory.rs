@@ -58,15 +58,15 @@ pub(super) struct Spent {
 
 impl Spent {
     pub(super) fn tokens(&self) -> u64 {
-        self.input_tokens + self.output_tokens
+        self.input_tokens.saturating_add(self.output_tokens)
     }
 
-    /// Settles one model call.
+    /// Settles one model call. What a provider counts may be anything: sums end at the largest number.
     pub(super) fn settle(&mut self, usage: &Usage, took_ms: u64, price: Option<&Price>) {
-        self.steps += 1;
-        self.wall_time_ms += took_ms;
-        self.input_tokens += usage.input_tokens;
-        self.output_tokens += usage.output_tokens;
+        self.steps = self.steps.saturating_add(1);
+        self.wall_time_ms = self.wall_time_ms.saturating_add(took_ms);
+        self.input_tokens = self.input_tokens.saturating_add(usage.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(usage.output_tokens);
         if let Some(price) = price {
             let cost = usage.input_tokens as f64 * price.input_per_mtok
                 + usage.output_tokens as f64 * price.output_per_mtok;
@@ -76,10 +76,10 @@ impl Spent {
 
     /// Adds what a child has used.
     pub(super) fn add(&mut self, child: &Self) {
-        self.steps += child.steps;
-        self.wall_time_ms += child.wall_time_ms;
-        self.input_tokens += child.input_tokens;
-        self.output_tokens += child.output_tokens;
+        self.steps = self.steps.saturating_add(child.steps);
+        self.wall_time_ms = self.wall_time_ms.saturating_add(child.wall_time_ms);
+        self.input_tokens = self.input_tokens.saturating_add(child.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(child.output_tokens);
         if let Some(cost) = child.cost_usd {
             *self.cost_usd.get_or_insert(0.0) += cost;
         }
@@ -231,6 +231,20 @@ mod tests {
         let mut memory = Memory::new("x");
         let turns = ["a", "a", "b", "a", "a", "a"].map(|turn| memory.is_stuck(turn.to_owned()));
         assert_eq!(turns, [false, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn a_provider_that_counts_beyond_all_numbers_uses_the_budget_up() {
+        let usage = Usage { input_tokens: u64::MAX, output_tokens: u64::MAX, estimated: false };
+        let mut spent = Spent::default();
+        spent.settle(&usage, u64::MAX, None);
+        spent.settle(&usage, 1, None);
+        let child = spent.clone();
+        spent.add(&child);
+        assert_eq!((spent.tokens(), spent.wall_time_ms), (u64::MAX, u64::MAX));
+        let spent = Spent { wall_time_ms: 0, ..spent };
+        assert_eq!(spent.reserve(1, &budget(), None).expect_err("nothing is left").code, "budget_exhausted");
+        assert!(spent.presses(&budget()));
     }
 
     proptest! {

@@ -106,7 +106,8 @@ fn usage(usage: &Value, draft: &mut Draft) {
     let count = |name: &str| usage[name].as_u64();
     if let Some(tokens) = count("input_tokens") {
         let cached = ["cache_creation_input_tokens", "cache_read_input_tokens"].into_iter().filter_map(count);
-        draft.input_tokens = Some(tokens + cached.sum::<u64>());
+        // What a stranger counts may be anything.
+        draft.input_tokens = Some(cached.fold(tokens, u64::saturating_add));
     }
     draft.output_tokens = count("output_tokens").or(draft.output_tokens);
 }
@@ -213,4 +214,16 @@ fn messages(messages: &[Message]) -> Vec<Value> {
 
 fn text_block(text: &str) -> Option<Value> {
     (!text.trim().is_empty()).then(|| json!({"type": "text", "text": text}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_usage_beyond_all_numbers_is_the_largest_one() {
+        let mut draft = Draft::default();
+        usage(&json!({"input_tokens": u64::MAX, "cache_read_input_tokens": 1, "output_tokens": 3}), &mut draft);
+        assert_eq!((draft.input_tokens, draft.output_tokens), (Some(u64::MAX), Some(3)));
+    }
 }

@@ -262,3 +262,38 @@ fn what_is_taken_from_the_bus_is_given_its_time() {
     let wrong = Bed::new().here(&format!("{bus}ack_wait = \"5s\"\n")).wrong();
     assert!(wrong.contains("too short") && wrong.contains("10s"), "{wrong}");
 }
+
+#[test]
+fn every_file_is_a_configuration_or_everything_wrong_with_it_is_said() {
+    use longhaul_hostile::Judged;
+    let bed = Bed::new();
+    let file = bed.folder.path().join("work/longhaul.toml");
+    longhaul_hostile::check("config", 3_000, |text| {
+        fs::write(&file, text).expect("written");
+        match bed.load(Flags::default()) {
+            Ok(config) => {
+                // What holds can be shown, and told to the store.
+                assert!(config.rows.iter().all(|row| !row.key.is_empty()));
+                let _ = config.settings();
+                Judged::Accepted
+            }
+            Err(Wrong(faults)) => {
+                assert!(!faults.is_empty() && faults.iter().all(|fault| !fault.remedy.is_empty()), "{faults:?}");
+                Judged::Refused
+            }
+        }
+    });
+}
+
+#[test]
+fn every_variable_is_a_value_or_is_said_to_be_wrong() {
+    use longhaul_hostile::Judged;
+    let names =
+        ["LONGHAUL_STORE", "LONGHAUL_LISTEN", "LONGHAUL_RETENTION", "LONGHAUL_AUTH_REQUIRED", "LONGHAUL_BUS"];
+    longhaul_hostile::check("values", 3_000, |text| {
+        let text = String::from_utf8_lossy(text);
+        let judge = |name: &&str| Bed::new().set(name, &text).load(Flags::default()).is_ok();
+        // A variable cannot have a NUL in it.
+        if !text.contains('\0') && names.iter().any(judge) { Judged::Accepted } else { Judged::Refused }
+    });
+}

@@ -95,7 +95,7 @@ pub(super) async fn log(
     let mut events = client.events(id, params.after).await?;
     // Up to the last one that is there, so that nothing is waited for.
     while seq < last && found.len() < limit && weight < MOST_BYTES {
-        let Some(event) = events.next().await? else { break };
+        let Some(event) = events.next_stored().await? else { break };
         seq = event.seq;
         let event =
             serde_json::to_string(&event).map_err(|_| Problem::new("internal", "an event cannot be written"))?;

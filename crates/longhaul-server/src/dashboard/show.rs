@@ -163,11 +163,15 @@ pub(super) fn cost(task: &Task) -> Option<String> {
 
 /// How many tokens a task has used, if it says.
 pub(super) fn tokens(task: &Task) -> Option<u64> {
-    let usage = task.usage.as_ref()?;
+    task.usage.as_ref().and_then(sum_of_tokens)
+}
+
+fn sum_of_tokens(usage: &Value) -> Option<u64> {
     let of = |name: &str| usage.get(name).and_then(Value::as_u64);
     match (of("input_tokens"), of("output_tokens")) {
         (None, None) => None,
-        (input, output) => Some(input.unwrap_or(0) + output.unwrap_or(0)),
+        // A handler may say anything.
+        (input, output) => Some(input.unwrap_or(0).saturating_add(output.unwrap_or(0))),
     }
 }
 
@@ -352,6 +356,16 @@ mod tests {
         assert_eq!(serde_json::from_str::<Value>(&shown).expect("it is still JSON"), long);
         let deep = (0..200).fold(Value::from("x".repeat(100)), |inner, _| serde_json::json!([inner]));
         assert!(pretty(&deep, 100_000).contains("xxx"));
+    }
+
+    #[test]
+    fn tokens_beyond_all_numbers_are_the_largest_one() {
+        let most = serde_json::json!({"input_tokens": u64::MAX, "output_tokens": u64::MAX});
+        assert_eq!(
+            [sum_of_tokens(&most), sum_of_tokens(&serde_json::json!({"output_tokens": 3}))],
+            [Some(u64::MAX), Some(3)]
+        );
+        assert_eq!(sum_of_tokens(&serde_json::json!({"input_tokens": -1})), None);
     }
 
     #[test]

@@ -338,7 +338,8 @@ async fn timeline(client: &Client, task: &Task) -> Result<Timeline, Problem> {
     let mut events = client.events(task.id, 0).await?;
     let mut seq = 0;
     while seq < task.last_seq {
-        let Some(event) = events.next().await? else { break };
+        // A damaged log may have fewer than its task says.
+        let Some(event) = events.next_stored().await? else { break };
         seq = event.seq;
         timeline.read(&event);
     }

@@ -134,7 +134,7 @@ impl Row {
             (_, Some(progress)) => progress.message.clone(),
             _ => String::new(),
         };
-        let done = if task.state == State::Completed { 100 } else { (step * 100).checked_div(total).unwrap_or(0) };
+        let done = if task.state == State::Completed { 100 } else { percent(step, total) };
         Self {
             id: task.id,
             short: show::short(task.id),
@@ -151,9 +151,15 @@ impl Row {
             failed,
             step,
             total,
-            done: done.min(100),
+            done,
         }
     }
+}
+
+/// How much is done. A handler may say anything.
+fn percent(step: u32, total: u32) -> u32 {
+    let percent = (u64::from(step) * 100).checked_div(total.into()).unwrap_or(0);
+    u32::try_from(percent).unwrap_or(100).min(100)
 }
 
 #[derive(Template)]
@@ -225,6 +231,15 @@ pub(super) async fn page(visitor: Visitor, Params(wanted): Params<Wanted>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn progress_beyond_its_end_is_all_of_it() {
+        assert_eq!([percent(1, 3), percent(3, 3), percent(4, 3), percent(1, 0)], [33, 100, 100, 0]);
+        assert_eq!(
+            [percent(u32::MAX, 1), percent(u32::MAX, u32::MAX), percent(42_949_673, 100_000_000)],
+            [100, 100, 42]
+        );
+    }
 
     #[test]
     fn a_list_is_found_again_by_its_address() {

@@ -326,6 +326,20 @@ mod tests {
     }
 
     #[test]
+    fn every_text_is_an_address_or_is_refused() {
+        use longhaul_hostile::Judged;
+        longhaul_hostile::check("store-urls", 1_500, |text| {
+            match Address::parse(&String::from_utf8_lossy(text)) {
+                Ok(_) => Judged::Accepted,
+                Err(error) => {
+                    assert!(matches!(error, StoreError::Url(_)), "{error}");
+                    Judged::Refused
+                }
+            }
+        });
+    }
+
+    #[test]
     fn an_address_that_is_none_is_refused_with_its_reason() {
         let error = Address::parse("postgres://host/db?sslmode=sometimes").err().expect("refused");
         assert!(error.to_string().contains("sslmode"), "{error}");
