@@ -226,7 +226,10 @@ mod tests {
             let read = Address::parse(&url, 4222, &[KEEP_PARAM, "replicas", "partitions"]);
             // The password of the corpus, unless it was put where it may be shown.
             let told = |shown: &str| shown.contains("p%40ss") || shown.contains("p@ss");
-            let hidden = url.split_once('?').is_none_or(|(_, query)| !told(query));
+            let (rest, query) = url.split_once('?').unwrap_or((&url, ""));
+            let authority =
+                rest.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or_default());
+            let hidden = authority.rsplit_once('@').is_some_and(|(_, hosts)| !told(hosts)) && !told(query);
             let secret = |shown: &str| hidden && told(shown);
             match read {
                 Ok(address) => {
