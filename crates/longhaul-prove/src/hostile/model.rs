@@ -290,12 +290,11 @@ pub(super) async fn servers(trial: &mut Trial<'_>) -> Result<(), Broke> {
             );
             let list = sound(json!({"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}));
             let mutator = &mut trial.mutator;
+            let called = sound(json!({"content": [{"type": "text", "text": "ok"}]}));
             // One of the answers is the hostile one.
-            let (begin, list, called) = match mutator.dice.below(3) {
-                0 => (said.as_slice(), list.as_slice(), &[][..]),
-                1 => (begin.as_slice(), said.as_slice(), &[][..]),
-                _ => (begin.as_slice(), list.as_slice(), said.as_slice()),
-            };
+            let mut bodies = [begin, list, called];
+            bodies[mutator.dice.below(3)] = said;
+            let [begin, list, called] = &bodies;
             let mut answers = |body: &[u8]| answer(body, "application/json", mutator);
             let unknown =
                 json!({"jsonrpc": "2.0", "id": "{id}", "error": {"code": -32601, "message": "no such method"}})

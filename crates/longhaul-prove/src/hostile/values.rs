@@ -20,7 +20,7 @@ const MOST_TOLD: usize = 2_048;
 pub(super) async fn values(trial: &mut Trial<'_>) -> Result<(), Broke> {
     while let Some(input) = trial.draw()? {
         let text = String::from_utf8_lossy(&input);
-        let mut taken = [
+        let taken = [
             a_span(&text)?,
             a_cursor(&text)?,
             text.parse::<TaskId>().is_ok(),
@@ -31,13 +31,10 @@ pub(super) async fn values(trial: &mut Trial<'_>) -> Result<(), Broke> {
             told(ReplyTo::new(&*text).correlation_id(&*text).validate(), &text)?,
             told(Webhook::new(&*text).validate(), &text)?,
             told(Webhook::new("https://example.com").event(&*text).validate(), &text)?,
-            false,
-            false,
-            false,
+            a_schedule(&text)?,
+            a_submit(&input).await?,
+            read::<StatePatch>(&input).is_ok(),
         ];
-        taken[10] = a_schedule(&text)?;
-        taken[11] = a_submit(&input).await?;
-        taken[12] = read::<StatePatch>(&input).is_ok();
         trial.judged(if taken.contains(&true) { Judged::Accepted } else { Judged::Refused })?;
     }
     Ok(())

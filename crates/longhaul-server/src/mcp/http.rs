@@ -80,6 +80,10 @@ pub(crate) fn route<H: ServerHandler>(
         let leaves = parts.method == Method::DELETE;
         let kind = parts.headers.get(header::CONTENT_TYPE).cloned();
         let mut answer = service.handle(Request::from_parts(parts, Body::from(body.clone()))).await;
+        if answer.status().is_server_error() && app.stopping().is_cancelled() {
+            // What was under way was given up.
+            return Err(Problem::new("draining", "the server is stopping; try again"));
+        }
         if !answer.status().is_success() && !answer.headers().contains_key(header::CONTENT_TYPE) {
             return Ok(refusal(answer.status(), answer.into_body(), kind.as_ref(), &body).await);
         }
