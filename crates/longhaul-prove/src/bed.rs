@@ -28,6 +28,18 @@ impl std::fmt::Display for Kind {
     }
 }
 
+/// Gives a new store the limits that tasks of the suite share, and makes their handler known.
+pub async fn make_ready(client: &Client) -> Result<(), longhaul::Error> {
+    let queue = QueueSettings { max_pending: 10_000_000, ..QueueSettings::default() };
+    let settings = Settings {
+        queues: BTreeMap::from([("default".to_owned(), queue)]),
+        key_max_running: KEYS.into_iter().map(|(key, max)| (key.to_owned(), max)).collect(),
+        ..Settings::default()
+    };
+    client.configure(&settings).await?;
+    client.announce(&[HANDLER]).await
+}
+
 /// See the module.
 pub struct Bed {
     /// The store, as the driver sees it.
@@ -51,14 +63,7 @@ impl Bed {
             },
         };
         let client = open(&url).await?;
-        let queue = QueueSettings { max_pending: 10_000_000, ..QueueSettings::default() };
-        let settings = Settings {
-            queues: BTreeMap::from([("default".to_owned(), queue)]),
-            key_max_running: KEYS.into_iter().map(|(key, max)| (key.to_owned(), max)).collect(),
-            ..Settings::default()
-        };
-        client.configure(&settings).await?;
-        client.announce(&[HANDLER]).await?;
+        make_ready(&client).await?;
         Ok(Some(Self { client, server, url, folder, program: program.to_owned() }))
     }
 

@@ -21,6 +21,8 @@ pub struct Outside {
     pub world: World,
     /// How many results were made here.
     pub results: AtomicU64,
+    /// What tells results of this process from those of others.
+    pub own: u64,
 }
 
 /// What a step gives: a number that no other call gives, and the tenant's marker.
@@ -33,9 +35,20 @@ pub struct Given {
 }
 
 impl Outside {
+    /// Of a process of the host.
+    pub fn of_host(ledger: Ledger, world: World) -> Self {
+        Self { ledger, world, results: AtomicU64::new(0), own: u64::from(std::process::id()) << 40 }
+    }
+
+    /// In memory, for all processes of a simulation.
+    pub fn in_memory() -> Self {
+        let (ledger, world) = (Ledger::in_memory(), World::in_memory());
+        Self { ledger, world, results: AtomicU64::new(0), own: 0 }
+    }
+
     /// A number that no other call gives.
     fn new_result(&self) -> u64 {
-        let own = u64::from(std::process::id()) << 40 | self.results.fetch_add(1, Ordering::Relaxed);
+        let own = self.own | self.results.fetch_add(1, Ordering::Relaxed);
         own ^ (boot_micros().unsigned_abs() << 20)
     }
 

@@ -133,7 +133,13 @@ impl History {
     /// Gathers everything.
     pub async fn gather(client: &Client, folder: &Path, setup: Setup) -> Result<Self, Anyhow> {
         let (asked, streams) = Records::read(folder)?;
-        let mut history = Self { setup, asked, streams, ledger: Ledger::read(folder)?, ..Self::default() };
+        let history = Self { setup, asked, streams, ledger: Ledger::read(folder)?, ..Self::default() };
+        history.with_tasks(client).await
+    }
+
+    /// Adds what the store has.
+    pub async fn with_tasks(self, client: &Client) -> Result<Self, Anyhow> {
+        let mut history = self;
         for (number, tenant) in TENANTS.into_iter().enumerate() {
             let (own, other) = (client.for_tenant(tenant), client.for_tenant(TENANTS[1 - number]));
             for (place, task) in list(&own, None).await?.into_iter().enumerate() {

@@ -3,10 +3,14 @@
 //! what is not whole is passed over when the file is read.
 //!
 //! The [`World`] is what effects change: a small file for each idempotency key, made once.
+//!
+//! A simulation has both in memory, and its own time in them.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use longhaul::TaskId;
 use serde::de::DeserializeOwned;
@@ -95,20 +99,28 @@ pub fn digest(text: &str) -> u64 {
     u64::from_be_bytes(first)
 }
 
-/// The host's boot clock, microseconds.
+/// The host's boot clock, microseconds; that of the simulation where there is one.
 pub fn boot_micros() -> i64 {
+    if let Some(simulated) = longhaul::faults::simulated_boot() {
+        return simulated;
+    }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
-/// A file to which lines are appended by several processes.
-#[derive(Debug)]
-pub struct Appended(File);
+/// Where lines are appended by several processes.
+#[derive(Clone, Debug)]
+pub enum Appended {
+    /// A file.
+    File(Arc<File>),
+    /// Memory, for simulated processes; clones are the same.
+    Memory(Arc<Mutex<Vec<u8>>>),
+}
 
 impl Appended {
     /// Opens or creates it.
     pub fn open(path: &Path) -> std::io::Result<Self> {
-        Ok(Self(File::options().create(true).append(true).open(path)?))
+        Ok(Self::File(Arc::new(File::options().create(true).append(true).open(path)?)))
     }
 
     /// Appends a line, in one write.
@@ -116,7 +128,21 @@ impl Appended {
         let mut text = vec![b'\n'];
         serde_json::to_writer(&mut text, line)?;
         text.push(b'\n');
-        (&self.0).write_all(&text)
+        match self {
+            Self::File(file) => (&**file).write_all(&text),
+            Self::Memory(memory) => {
+                memory.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&text);
+                Ok(())
+            }
+        }
+    }
+
+    /// The lines in memory so far; none of a file.
+    pub fn lines<T: DeserializeOwned>(&self) -> Vec<T> {
+        match self {
+            Self::File(_) => Vec::new(),
+            Self::Memory(memory) => whole_lines(&memory.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
     }
 
     /// The whole lines of a file; none when there is no file.
@@ -126,16 +152,30 @@ impl Appended {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };
-        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        Ok(whole_lines(&text))
     }
 }
 
+fn whole_lines<T: DeserializeOwned>(text: &[u8]) -> Vec<T> {
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
 /// The ledger of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger(Appended);
 
 impl Ledger {
+    /// A ledger in memory; clones are the same.
+    pub fn in_memory() -> Self {
+        Self(Appended::Memory(Arc::default()))
+    }
+
+    /// The lines in memory so far.
+    pub fn lines(&self) -> Vec<Line> {
+        self.0.lines()
+    }
+
     /// Opens or creates the ledger of a folder.
     pub fn open(folder: &Path) -> std::io::Result<Self> {
         Ok(Self(Appended::open(&folder.join("ledger"))?))
@@ -154,24 +194,37 @@ impl Ledger {
 
 /// What effects change.
 #[derive(Clone, Debug)]
-pub struct World(PathBuf);
+pub enum World {
+    /// Files of a folder.
+    Folder(PathBuf),
+    /// Memory; clones are the same.
+    Memory(Arc<Mutex<BTreeMap<String, u64>>>),
+}
 
 impl World {
     /// The world of a folder.
     pub fn open(folder: &Path) -> std::io::Result<Self> {
         let path = folder.join("world");
         std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
+        Ok(Self::Folder(path))
     }
 
-    fn place(&self, key: &str) -> PathBuf {
-        self.0.join(format!("{:016x}", digest(key)))
+    /// A world in memory.
+    pub fn in_memory() -> Self {
+        Self::Memory(Arc::default())
     }
 
     /// Makes what stands for a key; one that is there already stays as it is. Gives its result.
     pub fn make(&self, key: &str, result: u64) -> std::io::Result<u64> {
-        let place = self.place(key);
-        let draft = self.0.join(format!("{:016x}.{}.{result:016x}", digest(key), std::process::id()));
+        let folder = match self {
+            Self::Folder(folder) => folder,
+            Self::Memory(made) => {
+                let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+                return Ok(*made.entry(key.to_owned()).or_insert(result));
+            }
+        };
+        let place = place(folder, key);
+        let draft = folder.join(format!("{:016x}.{}.{result:016x}", digest(key), std::process::id()));
         std::fs::write(&draft, result.to_string())?;
         // Whole or not at all, and only if there is none.
         let made = std::fs::hard_link(&draft, &place);
@@ -187,12 +240,22 @@ impl World {
 
     /// The result that stands for a key, if its effect happened.
     pub fn find(&self, key: &str) -> std::io::Result<Option<u64>> {
-        match std::fs::read_to_string(self.place(key)) {
+        let folder = match self {
+            Self::Folder(folder) => folder,
+            Self::Memory(made) => {
+                return Ok(made.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied());
+            }
+        };
+        match std::fs::read_to_string(place(folder, key)) {
             Ok(text) => text.trim().parse().map(Some).map_err(std::io::Error::other),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
+}
+
+fn place(folder: &Path, key: &str) -> PathBuf {
+    folder.join(format!("{:016x}", digest(key)))
 }
 
 #[cfg(test)]
@@ -222,10 +285,11 @@ mod tests {
     #[test]
     fn what_is_made_twice_is_made_once() {
         let folder = tempfile::tempdir().expect("a folder");
-        let world = World::open(folder.path()).expect("opens");
-        assert_eq!(world.find("a/b").expect("looks"), None);
-        assert_eq!(world.make("a/b", 7).expect("made"), 7);
-        assert_eq!(world.make("a/b", 8).expect("there"), 7);
-        assert_eq!(world.find("a/b").expect("looks"), Some(7));
+        for world in [World::open(folder.path()).expect("opens"), World::in_memory()] {
+            assert_eq!(world.find("a/b").expect("looks"), None);
+            assert_eq!(world.make("a/b", 7).expect("made"), 7);
+            assert_eq!(world.clone().make("a/b", 8).expect("there"), 7);
+            assert_eq!(world.find("a/b").expect("looks"), Some(7));
+        }
     }
 }

@@ -5,7 +5,8 @@
 //! noted outside of the product), [`records`] (what clients were told), [`people`] (who answer, approve and decide),
 //! [`process`] (workers, listeners and clients, which can be killed), [`server`] and [`bed`] (a store and everything around it), [`history`]
 //! (all that is known afterwards), [`check`] (the invariants over it), [`drive`] (which faults when), [`mutants`] (defects
-//! that must be found), [`hostile`] (input that nobody should send), [`report`] (`docs/proof.md`).
+//! that must be found), [`hostile`] (input that nobody should send), [`report`] (`docs/proof.md`). [`simulate`] does the same in
+//! one thread, with simulated processes and time, for thousands of seeds.
 
 pub mod bed;
 pub mod chance;
@@ -22,6 +23,7 @@ pub mod program;
 pub mod records;
 pub mod report;
 pub mod server;
+pub mod simulate;
 
 /// What can go wrong with the suite itself.
 pub type Anyhow = Box<dyn std::error::Error + Send + Sync>;

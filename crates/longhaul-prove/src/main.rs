@@ -8,14 +8,15 @@ use clap::{Parser, Subcommand};
 use longhaul::faults::Mutant;
 use longhaul_prove::Anyhow;
 use longhaul_prove::bed::Kind;
-use longhaul_prove::drive::{Drive, Faults, drive};
+use longhaul_prove::drive::{Drive, Faults, Outcome, drive};
 use longhaul_prove::hostile::{Hostile, Tried, hostile, part};
-use longhaul_prove::mutants::{breaks, run_of};
+use longhaul_prove::mutants::{SIMULATED, breaks, run_of, simulated};
 use longhaul_prove::people::people;
 use longhaul_prove::process::{
     ClientArgs, ListenerArgs, Place, WorkerArgs, client, end_with_the_driver, listener, worker,
 };
 use longhaul_prove::report::{Hunted, Ran, line, page, tally};
+use longhaul_prove::simulate::{Seeds, Simulated, simulate_many};
 
 /// Breaks Longhaul and checks what is left.
 #[derive(Parser)]
@@ -45,6 +46,8 @@ enum Command {
     /// One parser's share of that
     #[command(hide = true)]
     HostilePart(HostilePartArgs),
+    /// Simulates seeds: many processes in one thread, with a clock of their own
+    Simulate(SimulateArgs),
     /// A worker process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -82,6 +85,9 @@ struct AllArgs {
     /// Hostile inputs
     #[arg(long, default_value_t = 1_000_000)]
     inputs: u64,
+    /// How many seeds are simulated
+    #[arg(long, default_value_t = 5_000)]
+    seeds: u64,
     /// Without the mutants
     #[arg(long)]
     no_mutants: bool,
@@ -169,6 +175,19 @@ struct HostilePartArgs {
     store: Option<String>,
 }
 
+#[derive(clap::Args)]
+struct SimulateArgs {
+    /// How many seeds
+    #[arg(long, default_value_t = 5_000)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// A mutant, which all of them have
+    #[arg(long)]
+    mutant: Option<String>,
+}
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -230,6 +249,11 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
             println!("{}", serde_json::to_string(&tally)?);
             Ok(true)
         }
+        Command::Simulate(args) => {
+            let mutant = args.mutant.as_deref().map(mutant_of).transpose()?;
+            let seeds = Seeds { from: args.from, count: args.seeds, mutant };
+            Ok(simulation(seeds).await?.outcome.is_clean())
+        }
         Command::Worker(args) => worker(args).await.map(|()| true),
         Command::Listener(args) => listener(args).await.map(|()| true),
         Command::People(place) => people(place).await.map(|()| true),
@@ -280,28 +304,68 @@ async fn ran(name: &str, plan: &Drive) -> Result<Option<Ran>, Anyhow> {
     for violation in ran.outcome.violations.iter().take(20) {
         println!("    seed {}: {violation}", plan.seed);
     }
-    for spec in &ran.outcome.not_fired {
-        println!("    {spec} did not fire");
-    }
-    println!("{}", line(&ran));
+    said(&ran);
     Ok(Some(ran))
+}
+
+/// Says what came of a run.
+fn said(ran: &Ran) {
+    for fault in &ran.outcome.not_fired {
+        println!("    {fault} did not fire");
+    }
+    println!("{}", line(ran));
+}
+
+/// Simulates seeds and says what came of it.
+async fn simulation(seeds: Seeds) -> Result<Ran, Anyhow> {
+    let again = seeds.mutant.map(|mutant| format!(" --mutant {}", mutant.name())).unwrap_or_default();
+    let told = move |simulated: &Simulated| {
+        for violation in simulated.violations.iter().take(5) {
+            println!("    seed {}: {violation}", simulated.seed);
+        }
+        if !simulated.violations.is_empty() {
+            println!("    again: longhaul-prove simulate --from {} --seeds 1{again}", simulated.seed);
+        }
+        true
+    };
+    let outcome = aside(move || simulate_many(seeds, told)).await?;
+    let ran = Ran { name: "simulation".to_owned(), store: "memory".to_owned(), seed: seeds.from, outcome };
+    said(&ran);
+    Ok(ran)
+}
+
+/// Waits for work on other threads. They are left where they are when this is dropped: an interrupt ends them.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T, Anyhow> + Send + 'static) -> Result<T, Anyhow> {
+    let (done, waiting) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || done.send(work()));
+    waiting.await?
 }
 
 async fn hunt(only: Option<&str>, seed: u64) -> Result<Vec<Hunted>, Anyhow> {
     let only = only.map(mutant_of).transpose()?;
     let mut hunts = Vec::new();
     for mutant in Mutant::ALL.into_iter().filter(|mutant| only.is_none_or(|only| only == *mutant)) {
+        if SIMULATED.contains(&mutant) {
+            let outcome = aside(move || simulated(mutant, seed)).await?;
+            hunts.push(hunted(mutant, "simulated".to_owned(), seed, &outcome));
+        }
         let plan = run_of(mutant, seed);
         let Some(outcome) = drive(&plan, &std::env::current_exe()?).await? else { continue };
-        let hunted = Hunted { mutant, store: plan.kind.to_string(), seed, found: tally(&outcome) };
-        let verdict = if hunted.is_caught() { "caught" } else { "NOT CAUGHT" };
-        println!("mutant {}: {verdict}, must break I{}, broke {:?}", mutant.name(), breaks(mutant), hunted.found);
-        if let Some(example) = outcome.violations.iter().find(|found| found.invariant == breaks(mutant)) {
-            println!("    {example}");
-        }
-        hunts.push(hunted);
+        hunts.push(hunted(mutant, plan.kind.to_string(), seed, &outcome));
     }
     Ok(hunts)
+}
+
+/// Says whether a mutant was caught.
+fn hunted(mutant: Mutant, store: String, seed: u64, outcome: &Outcome) -> Hunted {
+    let hunted = Hunted { mutant, store, seed, found: tally(outcome) };
+    let verdict = if hunted.is_caught() { "caught" } else { "NOT CAUGHT" };
+    let (name, store) = (mutant.name(), &hunted.store);
+    println!("mutant {name} ({store}): {verdict}, must break I{}, broke {:?}", breaks(mutant), hunted.found);
+    if let Some(example) = outcome.violations.iter().find(|found| found.invariant == breaks(mutant)) {
+        println!("    {example}");
+    }
+    hunted
 }
 
 async fn all(args: AllArgs) -> Result<bool, Anyhow> {
@@ -342,6 +406,7 @@ async fn all(args: AllArgs) -> Result<bool, Anyhow> {
     }
     let plan = Hostile { seed: args.seed, inputs: args.inputs, only: None };
     let tried = if args.inputs == 0 { Vec::new() } else { hostile(&plan, &std::env::current_exe()?).await? };
+    runs.push(simulation(Seeds { from: args.seed, count: args.seeds, mutant: None }).await?);
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let report = |hunts: &[Hunted]| match &args.report {
         Some(path) => std::fs::write(path, page(&args.commit, &date, &runs, &tried, hunts)),

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use longhaul::faults::Mutant;
 
+use crate::Anyhow;
 use crate::bed::Kind;
-use crate::drive::{Drive, Faults};
+use crate::drive::{Drive, Faults, Outcome};
+use crate::simulate::{Seeds, simulate_many};
 
 /// The invariants by which a mutant may be found; the first is the one it breaks.
 pub fn breaks(mutant: Mutant) -> u8 {
@@ -21,6 +23,20 @@ pub fn breaks(mutant: Mutant) -> u8 {
         Mutant::ApprovalUnbound => 13,
         Mutant::CancelLost => 9,
     }
+}
+
+/// The mutants that a simulation finds too: those that need neither PostgreSQL, nor a process that dies within a call of the
+/// store, nor many tasks that are longer than a lease.
+pub const SIMULATED: [Mutant; 4] =
+    [Mutant::FenceNotChecked, Mutant::UndoForward, Mutant::ApprovalUnbound, Mutant::CancelLost];
+
+/// How many seeds a simulation may need to find one.
+pub const SEEDS: u64 = 300;
+
+/// Simulates seeds until the mutant is found.
+pub fn simulated(mutant: Mutant, seed: u64) -> Result<Outcome, Anyhow> {
+    let seeds = Seeds { from: seed, count: SEEDS, mutant: Some(mutant) };
+    simulate_many(seeds, |seed| seed.violations.iter().all(|found| found.invariant != breaks(mutant)))
 }
 
 /// The run that brings a mutant out.

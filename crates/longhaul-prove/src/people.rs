@@ -22,10 +22,15 @@ use crate::records::{Ask, Records, answer_of};
 /// How many there are.
 const PEOPLE: usize = 16;
 
-/// Looks after waiting tasks until it is killed.
+/// The people as a process.
 pub async fn people(place: Place) -> Result<(), Anyhow> {
     let (client, world) = (open(&place.store).await?, World::open(&place.folder)?);
     let records = Records::open(&place.folder, "people")?;
+    help(client, world, records, Duration::from_millis(50)).await
+}
+
+/// Looks after waiting tasks until it is killed, with this pause in between.
+pub async fn help(client: Client, world: World, records: Records, pause: Duration) -> Result<(), Anyhow> {
     let done = Mutex::default();
     loop {
         for tenant in TENANTS {
@@ -33,11 +38,12 @@ pub async fn people(place: Place) -> Result<(), Anyhow> {
             // What cannot be done now, because the store is away, is done in the next round.
             if let Ok(waiting) = waiting(&client).await {
                 let helper = Helper { client: &client, records: &records, world: &world, done: &done };
-                let helped = stream::iter(&waiting).map(|task| helper.help(task)).buffer_unordered(PEOPLE);
+                let helped: Vec<_> = waiting.iter().map(|task| helper.help(task)).collect();
+                let helped = stream::iter(helped).buffer_unordered(PEOPLE);
                 helped.try_collect::<Vec<()>>().await?;
             }
         }
-        sleep(Duration::from_millis(50)).await;
+        sleep(pause).await;
     }
 }
 

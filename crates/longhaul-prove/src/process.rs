@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use longhaul::{Client, NewTask, TaskId, Told, Worker};
+use longhaul::{Client, NewTask, SubscriberHandle, TaskId, Told, Worker};
 use rustix::process::{Pid, Signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -96,16 +96,20 @@ pub fn end_with_the_driver() -> std::io::Result<()> {
 pub async fn worker(args: WorkerArgs) -> Result<(), Anyhow> {
     let client = open(&args.place.store).await?;
     let (ledger, world) = (Ledger::open(&args.place.folder)?, World::open(&args.place.folder)?);
-    let outside = Arc::new(Outside { ledger, world, results: Default::default() });
-    let lease = Duration::from_millis(args.lease_ms);
-    let worker = Worker::new(&client)
-        .slots(args.slots)
+    let outside = Arc::new(Outside::of_host(ledger, world));
+    let worker = worker_of(&client, outside, args.slots, Duration::from_millis(args.lease_ms));
+    Ok(worker.run(told_to_end()?).await?)
+}
+
+/// A worker of the suite.
+pub fn worker_of(client: &Client, outside: Arc<Outside>, slots: usize, lease: Duration) -> Worker {
+    Worker::new(client)
+        .slots(slots)
         .lease(lease)
         .drain(Duration::from_secs(5))
         .cancel_grace(Duration::from_secs(2))
         .retry(retries())
-        .handler(HANDLER, move |run, program| prove(Arc::clone(&outside), run, program));
-    Ok(worker.run(told_to_end()?).await?)
+        .handler(HANDLER, move |run, program| prove(Arc::clone(&outside), run, program))
 }
 
 fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
@@ -118,22 +122,28 @@ fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
 /// Hears every event until it is told to stop, or killed.
 pub async fn listener(args: ListenerArgs) -> Result<(), Anyhow> {
     let client = open(&args.place.store).await?;
-    let ledger = Arc::new(Ledger::open(&args.place.folder)?);
-    let subscriber = client
-        .subscriber("prove")
-        .all_tenants()
-        .from_start()
-        .lease(Duration::from_millis(args.lease_ms))
+    let ledger = Ledger::open(&args.place.folder)?;
+    let subscriber = listen(&client, ledger, Duration::from_millis(args.lease_ms)).await?;
+    told_to_end()?.await;
+    subscriber.stop().await;
+    Ok(())
+}
+
+/// Notes every event in the ledger.
+pub async fn listen(
+    client: &Client,
+    ledger: Ledger,
+    lease: Duration,
+) -> Result<SubscriberHandle, longhaul::Error> {
+    let subscriber = client.subscriber("prove").all_tenants().from_start().lease(lease);
+    subscriber
         .back_off(Duration::from_millis(20), Duration::from_millis(200))
         .start(move |Told { event, .. }| {
             let text = serde_json::to_string(&event).unwrap_or_default();
             let heard = What::Heard { task: event.task_id, seq: event.seq, digest: digest(&text) };
             std::future::ready(ledger.note(heard).map_err(Into::into))
         })
-        .await?;
-    told_to_end()?.await;
-    subscriber.stop().await;
-    Ok(())
+        .await
 }
 
 /// Opens the store, again and again while it is away.
@@ -175,20 +185,25 @@ pub async fn client(args: ClientArgs) -> Result<(), Anyhow> {
     Ok(())
 }
 
-async fn one_task(client: Client, records: Arc<Records>, plan: Plan) -> Result<(), Anyhow> {
+/// Submits a task, reads its events and cancels it, as planned.
+pub async fn one_task(client: Client, records: Arc<Records>, plan: Plan) -> Result<(), Anyhow> {
     let Some(id) = submit(&client, &records, &plan).await? else { return Ok(()) };
-    let reading = plan.reconnects.map(|reconnects| follow(client.clone(), Arc::clone(&records), id, reconnects));
-    let reading = reading.map(tokio::spawn);
-    if let Some(after) = plan.cancel_after_ms {
-        sleep(Duration::from_millis(after)).await;
-        let open = records.ask(Ask::Cancel { task: id })?;
-        let answer = client.cancel(id, Some("as planned")).await;
-        records.answer(open, answer_of(id, answer.map(|told| (id, Some(told.state)))))?;
-    }
-    match reading {
-        Some(reading) => reading.await?,
-        None => Ok(()),
-    }
+    let reading = async {
+        match plan.reconnects {
+            Some(reconnects) => follow(&client, &records, id, reconnects).await,
+            None => Ok(()),
+        }
+    };
+    let cancelling = async {
+        if let Some(after) = plan.cancel_after_ms {
+            sleep(Duration::from_millis(after)).await;
+            let open = records.ask(Ask::Cancel { task: id })?;
+            let answer = client.cancel(id, Some("as planned")).await;
+            records.answer(open, answer_of(id, answer.map(|told| (id, Some(told.state)))))?;
+        }
+        Ok(())
+    };
+    tokio::try_join!(reading, cancelling).map(|((), ())| ())
 }
 
 /// Submits a task until it is accepted or refused; gives its id if it was accepted.
@@ -210,7 +225,7 @@ async fn submit(client: &Client, records: &Records, plan: &Plan) -> Result<Optio
 }
 
 /// Reads a task's events to their end, and connects anew so many times on the way.
-async fn follow(client: Client, records: Arc<Records>, task: TaskId, reconnects: u32) -> Result<(), Anyhow> {
+async fn follow(client: &Client, records: &Records, task: TaskId, reconnects: u32) -> Result<(), Anyhow> {
     let mut chance = crate::chance::Chance::new(task.0.as_u128() as u64);
     let (mut after, mut left) = (0, reconnects);
     loop {

@@ -125,6 +125,11 @@ impl Records {
         Ok(Self { file: Appended::open(&folder.join("records"))?, who, next: AtomicU64::new(0) })
     }
 
+    /// Records in memory, where they are appended to those of others. No two have the same name.
+    pub fn in_memory(file: &Appended, who: &str) -> Self {
+        Self { file: file.clone(), who: who.to_owned(), next: AtomicU64::new(0) }
+    }
+
     /// Notes a question, before it is asked.
     pub fn ask(&self, what: Ask) -> std::io::Result<Open> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -144,25 +149,34 @@ impl Records {
 
     /// All records of a folder.
     pub fn read(folder: &Path) -> std::io::Result<(Vec<Asked>, Vec<Stream>)> {
-        let (mut asked, mut places, mut streams) = (Vec::new(), BTreeMap::new(), Vec::new());
-        for record in Appended::read::<Record>(&folder.join("records"))? {
-            match record {
-                Record::Asked { number, who, at, what } => {
-                    places.insert((who, number), asked.len());
-                    let answer = Answer::Unknown { why: "no answer".to_owned() };
-                    asked.push(Asked { ask: what, answer, began: at, ended: None });
-                }
-                Record::Answered { number, who, at, what } => {
-                    if let Some(&place) = places.get(&(who, number)) {
-                        let asked: &mut Asked = &mut asked[place];
-                        (asked.answer, asked.ended) = (what, Some(at));
-                    }
-                }
-                Record::Read { what } => streams.push(what),
-            }
-        }
-        Ok((asked, streams))
+        Ok(gathered(Appended::read::<Record>(&folder.join("records"))?))
     }
+
+    /// All records of a memory.
+    pub fn read_memory(file: &Appended) -> (Vec<Asked>, Vec<Stream>) {
+        gathered(file.lines())
+    }
+}
+
+fn gathered(records: Vec<Record>) -> (Vec<Asked>, Vec<Stream>) {
+    let (mut asked, mut places, mut streams) = (Vec::new(), BTreeMap::new(), Vec::new());
+    for record in records {
+        match record {
+            Record::Asked { number, who, at, what } => {
+                places.insert((who, number), asked.len());
+                let answer = Answer::Unknown { why: "no answer".to_owned() };
+                asked.push(Asked { ask: what, answer, began: at, ended: None });
+            }
+            Record::Answered { number, who, at, what } => {
+                if let Some(&place) = places.get(&(who, number)) {
+                    let asked: &mut Asked = &mut asked[place];
+                    (asked.answer, asked.ended) = (what, Some(at));
+                }
+            }
+            Record::Read { what } => streams.push(what),
+        }
+    }
+    (asked, streams)
 }
 
 /// What an answer of the engine means for the one who asked.

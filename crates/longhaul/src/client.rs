@@ -8,6 +8,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use uuid::Uuid;
 
 use crate::engine::Engine;
+use crate::faults;
 use crate::feed::{AllEvents, Cursor, Events};
 use crate::live::Live;
 use crate::outbox::ReplyRule;
@@ -96,8 +97,11 @@ impl Client {
     /// Opens the store at `url`: `sqlite:PATH`, `postgres://USER@HOST/DATABASE` or `memory:`. A
     /// store that does not exist yet is created.
     pub async fn open(url: &str) -> Result<Self, Error> {
-        let engine = Engine::open(url).await?;
-        Ok(Self { engine, tenant: DEFAULT_TENANT.into(), actor: "client".into() })
+        Ok(Self::of_engine(Engine::open(url).await?))
+    }
+
+    pub(crate) fn of_engine(engine: Arc<Engine>) -> Self {
+        Self { engine, tenant: DEFAULT_TENANT.into(), actor: "client".into() }
     }
 
     /// For a run of a tenant's task.
@@ -304,7 +308,7 @@ impl Client {
     /// error that says "try again" it may have been delivered; [`Client::signal_once`] can be repeated.
     pub async fn signal(&self, id: TaskId, name: &str, message: &impl Serialize) -> Result<Controlled, Error> {
         let (name, message) = (name.to_owned(), message_of(message)?);
-        self.control(id, Action::Signal { name, message, id: Uuid::now_v7(), again: false }).await
+        self.control(id, Action::Signal { name, message, id: faults::now_v7(), again: false }).await
     }
 
     /// As [`Client::signal`], under an id of the caller's: however often it is sent, the task gets it once,
@@ -338,7 +342,7 @@ impl Client {
                 action: Action::Signal {
                     name: name.to_owned(),
                     message: message.clone(),
-                    id: Uuid::now_v7(),
+                    id: faults::now_v7(),
                     again: false,
                 },
             };
@@ -448,7 +452,7 @@ impl Client {
     /// Makes handlers known without a worker, so that tasks for them are accepted before the
     /// first worker that has them starts.
     pub async fn announce(&self, handlers: &[&str]) -> Result<(), Error> {
-        let id = Uuid::now_v7();
+        let id = faults::now_v7();
         let now = self.engine.store.clock().now().as_microsecond();
         let info = WorkerInfo {
             id,

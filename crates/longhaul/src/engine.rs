@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::faults;
 use crate::feed;
 use crate::live::Lives;
 use crate::lock::LockService;
@@ -32,19 +33,24 @@ impl Engine {
     pub(crate) async fn open(url: &str) -> Result<Arc<Self>, StoreError> {
         let hints = Arc::new(Hints::default());
         let store = store::open(url, Arc::clone(&hints)).await?;
+        Ok(Self::over(store, hints))
+    }
+
+    /// On a store that gives these hints.
+    pub(crate) fn over(store: Arc<dyn Store>, hints: Arc<Hints>) -> Arc<Self> {
         let lanes = store.parallelism();
         let meter = Arc::new(Meter::default());
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             submits: Batcher::start(Submits(Arc::clone(&store), Arc::clone(&meter)), lanes),
             commits: Batcher::start(Commits(Arc::clone(&store), Arc::clone(&meter)), lanes),
-            feed: tokio::spawn(feed::watch_others(Arc::clone(&store), Arc::clone(&hints))),
+            feed: tokio::spawn(faults::of_process(feed::watch_others(Arc::clone(&store), Arc::clone(&hints)))),
             lives: Arc::new(Lives::relayed_by(hints.relayed())),
             store,
             hints,
             meter,
             locks: OnceLock::new(),
             reply_rule: OnceLock::new(),
-        }))
+        })
     }
 }
 

@@ -12,6 +12,10 @@
 //! - `LONGHAUL_FAULTS_CLOCK=-3600`: this process's wall clock is off by so many seconds.
 //! - `LONGHAUL_MUTANT=NAME`: one of [`Mutant::ALL`].
 //!
+//! A simulation ([`Simulation`]) needs no variables: it is begun on a thread, and from then on time, ids and chance of what
+//! runs there come from its seed. Several simulated processes ([`Process`]) share one database in memory ([`Database`]), each on
+//! a way of its own ([`Way`]) on which calls are lost, delayed and repeated.
+//!
 //! A point of the store is `OPERATION.begin` (before anything is asked of the database), `OPERATION.before_commit`
 //! or `OPERATION.after_commit` (the caller does not get the answer). [`POINTS`] has all.
 
@@ -20,13 +24,36 @@ use crate::store::StoreError;
 
 #[cfg(feature = "faults")]
 mod on;
+#[cfg(feature = "faults")]
+mod process;
+#[cfg(feature = "faults")]
+mod simulation;
+#[cfg(feature = "faults")]
+mod unreliable;
+#[cfg(feature = "faults")]
+mod way;
 
 #[cfg(not(feature = "faults"))]
-pub(crate) use off::{Operation, after, around, at, clock_micros, committing, is};
+pub(crate) use off::{
+    Operation, after, around, at, clock_micros, committing, is, now_v7, of_process, random_range, simulated_boot,
+    simulated_wall,
+};
 #[cfg(feature = "faults")]
 pub use on::POINTS;
 #[cfg(feature = "faults")]
 pub(crate) use on::{Operation, after, around, at, clock_micros, committing, is};
+#[cfg(feature = "faults")]
+pub use process::Process;
+#[cfg(feature = "faults")]
+pub(crate) use process::of_process;
+#[cfg(feature = "faults")]
+pub use simulation::{Simulation, simulated_boot};
+#[cfg(feature = "faults")]
+pub(crate) use simulation::{now_v7, random_range, simulated_wall};
+#[cfg(feature = "faults")]
+pub use unreliable::Database;
+#[cfg(feature = "faults")]
+pub use way::{Fault, Odds, Way};
 
 /// A defect that the suite must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +88,36 @@ pub enum Mutant {
 #[cfg(not(feature = "faults"))]
 mod off {
     use std::future::{Ready, ready};
+    use std::ops::RangeInclusive;
+
+    use uuid::Uuid;
 
     use super::{Mutant, StoreError, TaskError};
+
+    #[inline(always)]
+    pub(crate) fn simulated_wall() -> Option<i64> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn simulated_boot() -> Option<i64> {
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn now_v7() -> Uuid {
+        Uuid::now_v7()
+    }
+
+    #[inline(always)]
+    pub(crate) fn random_range(range: RangeInclusive<f64>) -> f64 {
+        rand::random_range(range)
+    }
+
+    #[inline(always)]
+    pub(crate) fn of_process<F: Future>(future: F) -> F {
+        future
+    }
 
     #[inline(always)]
     pub(crate) fn is(_: Mutant) -> bool {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::faults;
+
 /// How often to try and how long to wait in between: `first`, doubled each time, at most `cap`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RetryPolicy {
@@ -40,7 +42,7 @@ impl RetryPolicy {
     /// The wait after `failures` failed tries.
     pub fn delay(&self, failures: u32) -> Duration {
         let ceiling = self.ceiling(failures);
-        if self.jitter { ceiling.mul_f64(rand::random_range(0.5..=1.0)) } else { ceiling }
+        if self.jitter { ceiling.mul_f64(faults::random_range(0.5..=1.0)) } else { ceiling }
     }
 
     /// Whether another try is allowed after `failures` failed ones.

@@ -20,6 +20,7 @@ use crate::client::{Client, Error};
 use crate::engine::Engine;
 use crate::error::TaskError;
 use crate::event::Event;
+use crate::faults;
 use crate::feed::patterns::Patterns;
 use crate::meter::SubscriberMeter;
 use crate::retry::RetryPolicy;
@@ -244,7 +245,7 @@ impl Subscriber {
         });
         let (stop, stopping) = watch::channel(false);
         let holder = hold::Holder::new(engine, self, handler, Arc::clone(&shared), stopping);
-        Ok(SubscriberHandle { task: tokio::spawn(holder.run()), stop, shared })
+        Ok(SubscriberHandle { task: tokio::spawn(faults::of_process(holder.run())), stop, shared })
     }
 }
 

@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use crate::error::TaskError;
 use crate::event::{LogEntry, NewEvent, Progress};
+use crate::faults;
 use crate::outbox::{ReplyTo, Webhook};
 use crate::record::Record;
 use crate::store::clock::micros;
@@ -30,7 +31,7 @@ impl TaskId {
     /// A new id, larger than every id this process made before.
     #[allow(clippy::new_without_default, reason = "every call gives another value")]
     pub fn new() -> Self {
-        Self(Uuid::now_v7())
+        Self(faults::now_v7())
     }
 }
 

@@ -168,7 +168,7 @@ impl Worker {
             let _ = stopped.await;
         };
         let work = self.prepare().await?;
-        Ok(WorkerHandle { stop: Some(stop), task: Some(tokio::spawn(work.run(shutdown))) })
+        Ok(WorkerHandle { stop: Some(stop), task: Some(tokio::spawn(faults::of_process(work.run(shutdown)))) })
     }
 
     /// Registers the worker and works until `shutdown` is ready and the running tasks have ended
@@ -179,7 +179,7 @@ impl Worker {
     }
 
     async fn prepare(self) -> Result<Work, Error> {
-        let id = Uuid::now_v7();
+        let id = faults::now_v7();
         let engine = Arc::clone(&self.client.engine);
         let now = engine.store.clock().now().as_microsecond();
         let mut handlers: Vec<String> = self.handlers.keys().cloned().collect();
@@ -327,7 +327,7 @@ impl Work {
         let (resign, resigned) = oneshot::channel::<()>();
         let service = self.engine.locks.get().cloned();
         let leader = if service.is_some() { Leader::by_service() } else { Leader::nobody() };
-        keeper.spawn(keeper::keep(Arc::clone(&self.engine), Arc::clone(&leader)));
+        keeper.spawn(faults::of_process(keeper::keep(Arc::clone(&self.engine), Arc::clone(&leader))));
         let mut campaign = JoinSet::new();
         if let Some(service) = service {
             keeper.spawn(sessions::keep(Arc::clone(&self.engine), Arc::clone(&service)));
@@ -544,10 +544,10 @@ impl Work {
         let span = run_span(&lease);
         let run = run_lease(engine, lease, lease_time, told, served, manners).instrument(span);
         // In a box, because a run is a few kilobytes, and what is spawned is moved several times.
-        let run = self.runs.spawn(Box::pin(async move {
+        let run = self.runs.spawn(faults::of_process(Box::pin(async move {
             run.await;
             (task, fence)
-        }));
+        })));
         if let Some(running) = self.running.get_mut(&task).filter(|running| running.fence == fence) {
             running.run = Some(run.id());
         }
@@ -572,10 +572,13 @@ impl Work {
         }
     }
 
-    /// Leases not extended for `age`.
+    /// Leases not extended for `age`, by their tasks' ids.
     fn older_than(&self, age: Duration) -> Vec<(TaskId, u64)> {
         let old = self.running.iter().filter(|(_, running)| running.since.elapsed() >= age);
-        old.map(|(task, running)| (*task, running.fence)).collect()
+        let mut old: Vec<(TaskId, u64)> = old.map(|(task, running)| (*task, running.fence)).collect();
+        // The store is asked for them, and runs hear of theirs, in the same order every time.
+        old.sort_unstable();
+        old
     }
 
     /// Asks to extend leases, and what became of them.

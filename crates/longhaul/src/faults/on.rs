@@ -74,8 +74,11 @@ impl Mutant {
     }
 }
 
-/// Whether this process has the defect.
+/// Whether this process, or the simulation on this thread, has the defect.
 pub(crate) fn is(mutant: Mutant) -> bool {
+    if let Some(simulated) = super::simulation::mutant() {
+        return simulated == Some(mutant);
+    }
     static SET: OnceLock<Option<Mutant>> = OnceLock::new();
     *SET.get_or_init(|| {
         let name = std::env::var("LONGHAUL_MUTANT").ok()?;

@@ -1,5 +1,7 @@
 //! The driver: polls a handler, delivers what the desk releases, writes what it gathers, and
 //! ends the run when the handler does, or when the lease, the deadline or a person says so.
+//!
+//! Each `select!` here takes the first of those that are ready, so that what a simulation does can be done again.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -150,6 +152,7 @@ impl Driver {
         }
         if !self.run.desk().is_loaded() {
             tokio::select! {
+                biased;
                 loaded = self.load() => match loaded {
                     Ok(()) => {}
                     // The handler's error is that very damage.
@@ -162,6 +165,7 @@ impl Driver {
         if self.run.desk().journal().began_late() {
             // What lies before the checkpoint was not read; another run reads it.
             let whole = tokio::select! {
+                biased;
                 whole = self.whole_journal() => whole,
                 end = self.interrupted() => return Err(end),
             };
@@ -236,6 +240,7 @@ impl Driver {
             Ok::<_, TaskError>(())
         };
         let replayed = tokio::select! {
+            biased;
             replayed = replay => replayed,
             end = self.interrupted() => return end,
         };
@@ -263,6 +268,7 @@ impl Driver {
                 signals.lease_until
             };
             tokio::select! {
+                biased;
                 _ = signals.changed() => {}
                 () = sleep_until(lease_until) => {}
             }
@@ -306,6 +312,7 @@ impl Driver {
             }
             if writing.is_none() && closing.is_none() && self.others_wrote(&signals) {
                 tokio::select! {
+                    biased;
                     read = self.read_others() => if let Err(error) = read { return End::Returned(Err(error)) },
                     () = must_end(signals.clone(), deadline, self.undoing) => {}
                 }
@@ -339,6 +346,7 @@ impl Driver {
                         _ => self.returned(result),
                     },
                     Polled::Wants(Next::Load) => tokio::select! {
+                        biased;
                         loaded = self.load() => {
                             if let Err(error) = loaded {
                                 return End::Returned(Err(error));
@@ -412,6 +420,7 @@ impl Driver {
         let Some(writing) = writing.filter(|_| !matches!(end, End::Lost | End::Suspended)) else { return end };
         let mut signals = self.run.inner.signals.clone();
         tokio::select! {
+            biased;
             answer = writing => self.take_answer(answer).unwrap_or(end),
             _ = signals.wait_for(|signals| signals.lost) => End::Lost,
             () = sleep(OFFER_END) => end,
@@ -543,6 +552,7 @@ async fn must_end(mut signals: tokio::sync::watch::Receiver<Signals>, deadline: 
             signals.lease_until
         };
         tokio::select! {
+            biased;
             _ = signals.changed() => {}
             () = sleep_until(lease_until) => {}
             () = until(deadline) => {}

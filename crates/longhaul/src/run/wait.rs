@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use uuid::Uuid;
 
 use super::desk::{Address, Asking, Turn, Unfinished};
 use super::journal::APPROVAL;
@@ -23,6 +22,7 @@ use super::step::{decode, encode};
 use super::{Operation, Run};
 use crate::error::TaskError;
 use crate::event::NewEvent;
+use crate::faults;
 use crate::record::{Effect, Op, Record};
 use crate::store::clock::micros;
 use crate::store::{AskChange, AskKind, NewAsk};
@@ -137,7 +137,7 @@ impl Run {
         }
         let until = put.expires.map(|expires| self.now_micros().saturating_add(micros(expires)));
         // Never used again, so that an old message cannot answer a new question.
-        let id = Uuid::now_v7().simple().to_string();
+        let id = faults::now_v7().simple().to_string();
         let step = operation.key.1.clone();
         let event = match put.kind {
             AskKind::Question => NewEvent::of_step(

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Accepted, Commit, CommitRefused, Committed, Store, StoreError, SubmitRefused};
+use crate::faults;
 use crate::meter::{Batch, Meter};
 use crate::task::NewTask;
 
@@ -57,7 +58,7 @@ impl<S: Sink> Batcher<S> {
         let (queue, requests) = mpsc::channel(MAX_WAITING);
         let (sink, requests) = (Arc::new(sink), Arc::new(Mutex::new(requests)));
         for _ in 0..lanes {
-            tokio::spawn(lane(Arc::clone(&sink), Arc::clone(&requests)));
+            tokio::spawn(faults::of_process(lane(Arc::clone(&sink), Arc::clone(&requests))));
         }
         Self { queue }
     }

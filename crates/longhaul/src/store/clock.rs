@@ -52,7 +52,7 @@ impl Clock {
 
 /// This host's wall clock, microseconds.
 pub(crate) fn wall_micros() -> i64 {
-    Timestamp::now().as_microsecond() + faults::clock_micros()
+    faults::simulated_wall().unwrap_or_else(|| Timestamp::now().as_microsecond() + faults::clock_micros())
 }
 
 /// A duration in microseconds, bounded so that adding it to a time cannot overflow.
@@ -64,6 +64,9 @@ pub(crate) fn micros(duration: Duration) -> i64 {
 /// The host's boot clock, microseconds: leases on SQLite are measured by it, because the wall clock
 /// can be set while a worker runs.
 pub(crate) fn boot_micros() -> i64 {
+    if let Some(simulated) = faults::simulated_boot() {
+        return simulated;
+    }
     #[cfg(target_os = "linux")]
     {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

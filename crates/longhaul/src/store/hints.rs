@@ -179,9 +179,12 @@ impl Hints {
         Follow { changes: entry.changes.subscribe(), ends: entry.ends.subscribe(), hints: Arc::clone(self), task }
     }
 
-    /// Every followed task and the newest number known of it.
+    /// Every followed task and the newest number known of it, by id.
     pub(crate) fn followed(&self) -> Vec<(TaskId, u64)> {
-        self.lock().iter().map(|(task, entry)| (*task, entry.seen)).collect()
+        let mut followed: Vec<(TaskId, u64)> =
+            self.lock().iter().map(|(task, entry)| (*task, entry.seen)).collect();
+        followed.sort_unstable();
+        followed
     }
 
     /// A followed task was found to have events up to `seq` (0: it is gone).

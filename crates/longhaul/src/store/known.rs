@@ -1,7 +1,9 @@
 //! What a process knows for a moment, so that not every submit has to ask the database for it.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// See the module.
 #[derive(Debug)]

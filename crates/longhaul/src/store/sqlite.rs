@@ -101,20 +101,37 @@ impl SqliteStore {
         Self::with(connection, None, hints)
     }
 
+    /// A database in memory for several stores of this process, see [`SqliteStore::on`].
+    #[cfg(feature = "faults")]
+    pub(crate) fn shared_memory() -> Result<Arc<Mutex<Connection>>, StoreError> {
+        let mut connection = Connection::open_in_memory().map_err(store_error)?;
+        prepare(&mut connection, 16 * 1024)?;
+        Ok(Arc::new(Mutex::new(connection)))
+    }
+
+    /// A store on a database that others use too. Whatever is asked of it is done where it is asked for, without a thread.
+    #[cfg(feature = "faults")]
+    pub(crate) fn on(database: Arc<Mutex<Connection>>, hints: Arc<Hints>) -> Self {
+        Self::made_of(Writer::here(database), None, hints)
+    }
+
     fn with(connection: Connection, readers: Option<Readers>, hints: Arc<Hints>) -> Result<Self, StoreError> {
         let shared_file = readers.is_some();
         let writer = Writer::start(connection, shared_file.then(|| Arc::clone(&hints)))
             .map_err(|error| StoreError::Failed(format!("cannot start the writer thread: {error}")))?;
-        let boot = boot_id().into();
-        Ok(Self {
+        Ok(Self::made_of(writer, readers, hints))
+    }
+
+    fn made_of(writer: Writer, readers: Option<Readers>, hints: Arc<Hints>) -> Self {
+        Self {
             readers: readers.map(Arc::new),
             writer,
             hints,
             clock: Arc::default(),
-            boot,
+            boot: boot_id().into(),
             gauge: Arc::default(),
             late: Arc::default(),
-        })
+        }
     }
 
     /// Runs `job` in a writing transaction; gives hints when it is on disk.

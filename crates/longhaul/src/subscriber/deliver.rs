@@ -141,12 +141,13 @@ impl Delivery {
             while !stopping && until.is_held() && calls.len() < self.concurrency {
                 let Some((place, line)) = board.ready.pop_first() else { break };
                 let (handler, told) = (Arc::clone(handler), batch.told[place].clone());
-                calls.spawn(async move { (line, call(|| handler(told)).await) });
+                calls.spawn(faults::of_process(async move { (line, call(|| handler(told)).await) }));
             }
             if calls.is_empty() && (stopping || !until.is_held()) {
                 return false;
             }
             let ended = tokio::select! {
+                biased;
                 Some(ended) = calls.join_next() => ended,
                 stopped = self.stopped_at(next_wake), if !stopping => {
                     if stopped && calls.is_empty() {

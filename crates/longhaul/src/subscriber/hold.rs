@@ -16,6 +16,7 @@ use super::deliver::Delivery;
 use super::read::{Batch, Reader, Step};
 use super::{Handler, Shared, Subscriber};
 use crate::engine::Engine;
+use crate::faults;
 use crate::feed::patterns::Patterns;
 use crate::store::StoreError;
 use crate::store::subscribers::{Held, MoveSubscriber, Take, TakeSubscriber};
@@ -151,7 +152,7 @@ impl Holder {
         };
         // Ends with this value.
         let mut reading = JoinSet::new();
-        reading.spawn(reader.run(send));
+        reading.spawn(faults::of_process(reader.run(send)));
         let noting = Noting { engine: &self.engine, ask: &self.ask, fence: held.fence, until: &until };
         let ended = {
             let mut stopping = self.stopping.clone();
@@ -236,6 +237,7 @@ impl Noting<'_> {
         let mut next = Instant::now() + self.ask.lease / 3;
         loop {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(next) => {}
                 // The sender lives as long as the work does.
                 _ = progress.wait_for(|progress| progress.handled != noted.handled) => {}

@@ -39,8 +39,15 @@ impl Shared {
 }
 
 /// Sends work to the writer thread; the thread ends when this is dropped.
-pub(crate) struct Writer {
-    shared: Arc<Shared>,
+pub(crate) struct Writer(Place);
+
+/// Where work is done.
+enum Place {
+    /// On a thread of its own.
+    Thread(Arc<Shared>),
+    /// Where it is asked for, on a connection that several stores share: in a simulation nothing may take time.
+    #[cfg(feature = "faults")]
+    Here(Arc<Mutex<Connection>>),
 }
 
 impl Writer {
@@ -51,7 +58,13 @@ impl Writer {
         std::thread::Builder::new()
             .name("longhaul-sqlite".to_owned())
             .spawn(move || work(&thread, connection, hints.as_deref()))?;
-        Ok(Self { shared })
+        Ok(Self(Place::Thread(shared)))
+    }
+
+    /// Works where it is asked to.
+    #[cfg(feature = "faults")]
+    pub(crate) fn here(connection: Arc<Mutex<Connection>>) -> Self {
+        Self(Place::Here(connection))
     }
 
     /// Runs `job` in a transaction of its own and gives its result once that is on disk. Urgent
@@ -77,28 +90,42 @@ impl Writer {
         urgent: bool,
         job: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
+        let shared = match &self.0 {
+            Place::Thread(shared) => shared,
+            #[cfg(feature = "faults")]
+            Place::Here(connection) => {
+                // A job that panicked has rolled its transaction back.
+                return job(&mut connection.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+        };
         let (reply, result) = oneshot::channel();
         let job: Job = Box::new(move |connection| {
             // Whoever asked may have stopped waiting; the work is done all the same.
             let _ = reply.send(job(connection));
         });
         {
-            let mut jobs = self.shared.lock();
+            let mut jobs = shared.lock();
             if urgent {
                 jobs.queue.push_front(job);
             } else {
                 jobs.queue.push_back(job);
             }
         }
-        self.shared.wake.notify_one();
+        shared.wake.notify_one();
         result.await.map_err(|_| StoreError::Unavailable("the writer stopped".to_owned()))?
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
-        self.shared.wake.notify_one();
+        match &self.0 {
+            Place::Thread(shared) => {
+                shared.lock().closed = true;
+                shared.wake.notify_one();
+            }
+            #[cfg(feature = "faults")]
+            Place::Here(_) => {}
+        }
     }
 }
 
