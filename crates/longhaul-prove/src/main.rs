@@ -323,6 +323,10 @@ fn say(ran: &Ran) {
     for violation in ran.outcome.violations.iter().take(20) {
         println!("    seed {}: {violation}", ran.seed);
     }
+    let all = tally(&ran.outcome).into_iter().map(|(invariant, count)| format!("I{invariant} ({count})"));
+    if ran.outcome.violations.len() > 20 {
+        println!("    those were the first; in all: {}", all.collect::<Vec<_>>().join(", "));
+    }
     for spec in &ran.outcome.not_fired {
         println!("    {spec} did not fire");
     }

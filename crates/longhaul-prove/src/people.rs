@@ -104,7 +104,7 @@ impl Helper<'_> {
 
     /// The same over HTTP, if this one uses servers.
     async fn by_web(&self, task: &Task, asking: Asking<'_>, ask: &Ask) -> Result<Option<bool>, Anyhow> {
-        let Some(web) = self.web.filter(|_| task.id.0.as_u128() % 2 == 0) else { return Ok(None) };
+        let Some(web) = self.web.filter(|_| task.id.0.as_u128().is_multiple_of(2)) else { return Ok(None) };
         let open = self.records.ask(ask.clone())?;
         let answer = answer_over_http(Some(task.id), &web.ask(&task.tenant, asking).await);
         let known = !matches!(answer, Answer::Unknown { .. });

@@ -177,7 +177,8 @@ pub async fn soak(plan: &Soak, program: &Path) -> Result<Option<Soaked>, Anyhow>
         .iter()
         .flat_map(|post| {
             let memory = Series::new(format!("memory of the {}", post.role), "MiB", 8.0);
-            [memory, Series::new(format!("open files of the {}", post.role), "files", 4.0)]
+            // Connections of clients come and go.
+            [memory, Series::new(format!("open files of the {}", post.role), "files", 16.0)]
         })
         .collect();
     series.push(Series::new("size of the store".to_owned(), "MiB", 8.0));

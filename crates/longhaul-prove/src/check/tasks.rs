@@ -53,7 +53,8 @@ pub(super) fn acknowledged(view: &View<'_>, found: &mut Found<'_>) {
             || task.undo_of.or(task.fork_of).is_some_and(|of| copies.contains(&of))
             || (task.is_root() && posted.contains(&(task.tenant.as_str(), task.program.number)))
             || (task.tags.contains_key("schedule") && view.history.setup.ticks.contains_key(&task.tenant));
-        if !(asked_for.is_empty() && posted.is_empty()) && !known {
+        let anything = !asked_for.is_empty() || !posted.is_empty();
+        if anything && !known {
             found.of(task.id, "nobody asked for it");
         }
         // Those that are not over are for I14.
