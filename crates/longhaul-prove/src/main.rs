@@ -262,7 +262,9 @@ async fn soaked(args: SoakArgs) -> Result<bool, Anyhow> {
 /// A run of readers.
 async fn read(kind: Kind, seed: u64, readers: u64, reconnects: u32) -> Result<Option<Ran>, Anyhow> {
     let bound = Duration::from_secs(240);
-    let plan = Reading { kind, seed, readers, reconnects, silent: 20, faults: 20, bound };
+    // A short run is over before much can go wrong.
+    let (silent, faults) = ((readers / 10).clamp(2, 20), (reconnects * 2 / 5).clamp(3, 20));
+    let plan = Reading { kind, seed, readers, reconnects, silent, faults, bound };
     let Some(outcome) = read_all(&plan, &std::env::current_exe()?).await? else {
         eprintln!(
             "prove: skipped: readers on {kind}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove"

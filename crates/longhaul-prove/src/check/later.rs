@@ -24,13 +24,19 @@ fn forks<'a>(view: &View<'a>) -> Vec<(&'a Fact, &'a Fact, &'a str)> {
 }
 
 /// The steps that a fork takes over: completed before the one it begins with was started, and not undone.
-fn taken_over<'a>(original: &'a Fact, from: &str) -> BTreeSet<&'a str> {
+fn taken_over<'a>(original: &'a Fact, fork: &Fact, from: &str) -> BTreeSet<&'a str> {
+    // Someone may have opened it again since.
+    let known = original
+        .events
+        .iter()
+        .position(|event| is_resumed(event) && event.time.as_microsecond() > fork.created_at);
+    let events = &original.events[..known.unwrap_or(original.events.len())];
     let of_it = |event: &&longhaul::Event| event.step.as_deref() == Some(from);
-    let resumed = original.events.iter().rfind(|event| is_resumed(event)).map_or(0, |event| event.seq);
-    let again = original.events.iter().filter(of_it).find(|event| event.seq > resumed);
-    let Some(cut) = again.or_else(|| original.events.iter().find(of_it)) else { return BTreeSet::new() };
+    let resumed = events.iter().rfind(|event| is_resumed(event)).map_or(0, |event| event.seq);
+    let again = events.iter().filter(of_it).find(|event| event.seq > resumed);
+    let Some(cut) = again.or_else(|| events.iter().find(of_it)) else { return BTreeSet::new() };
     let undone: BTreeSet<&str> = original.events.iter().filter_map(undoes).collect();
-    let done = original.events.iter().filter(|event| event.kind == "step.completed" && event.seq < cut.seq);
+    let done = events.iter().filter(|event| event.kind == "step.completed" && event.seq < cut.seq);
     let names = done.filter_map(|event| event.step.as_deref());
     names.filter(|step| !undone.contains(step) && original.program.step(step).is_some()).collect()
 }
@@ -38,7 +44,7 @@ fn taken_over<'a>(original: &'a Fact, from: &str) -> BTreeSet<&'a str> {
 /// I3: a fork is given what was recorded of the steps that it took over.
 pub(super) fn forks_are_given_what_was(view: &View<'_>, found: &mut Found<'_>) {
     for (fork, original, from) in forks(view) {
-        let taken = taken_over(original, from);
+        let taken = taken_over(original, fork, from);
         for line in view.lines(fork.id) {
             let What::Given { step, result, .. } = &line.what else { continue };
             let stored = original.results.get(step).and_then(|text| serde_json::from_str::<Given>(text).ok());
@@ -56,7 +62,7 @@ pub(super) fn forks_are_given_what_was(view: &View<'_>, found: &mut Found<'_>) {
 pub(super) fn forks_start_nothing_again(view: &View<'_>, found: &mut Found<'_>) {
     for (fork, original, from) in forks(view) {
         let begun = view.begun(fork.id);
-        for step in taken_over(original, from).into_iter().filter(|step| begun.contains_key(step)) {
+        for step in taken_over(original, fork, from).into_iter().filter(|step| begun.contains_key(step)) {
             found
                 .of(fork.id, format!("step {step}, recorded before {from} in {}, was started again", original.id));
         }

@@ -36,6 +36,12 @@ pub(super) fn generation_in(task: &Fact, step: &str, fence: u64) -> usize {
     undone_where(task, step, |event| event.run < fence)
 }
 
+/// How many generations of a step are forgotten, because the task was resumed after they were undone.
+pub(super) fn forgotten(task: &Fact, step: &str) -> usize {
+    let resumed = task.events.iter().rfind(|event| is_resumed(event)).map_or(0, |event| event.seq);
+    undone_where(task, step, |event| event.seq < resumed)
+}
+
 /// Which run recorded the result of each step, and with which event.
 pub(super) fn recorded(task: &Fact) -> BTreeMap<Generation<'_>, &Event> {
     let mut recorded = BTreeMap::new();

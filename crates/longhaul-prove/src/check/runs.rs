@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use longhaul::Event;
 
-use super::lives::{Generation, generation_at, generation_in, is_resumed, recorded};
+use super::lives::{Generation, forgotten, generation_at, generation_in, is_resumed, recorded};
 use super::{Found, View};
 use crate::handler::Given;
 use crate::history::Fact;
@@ -98,10 +98,8 @@ pub(super) fn results(view: &View<'_>, found: &mut Found<'_>) {
             // Before its record is written a result can be given that is lost with the run.
             let record = recorded.get(&(step.as_str(), generation)).filter(|record| *fence >= record.run);
             let Some(record) = record else { continue };
-            // The store shows the newest only.
-            let newer = |event: &&Event| event.step.as_deref() == Some(step) && !of_undo(event);
-            let newest = task.events.iter().filter(newer).map(|event| generation_at(task, step, event.seq)).max();
-            if newest > Some(generation) {
+            // What was undone before a resume is forgotten: the store shows what is there now.
+            if generation < forgotten(task, step) {
                 continue;
             }
             let stored = task.results.get(step).and_then(|text| serde_json::from_str::<Given>(text).ok());
@@ -318,6 +316,7 @@ mod tests {
     fn what_was_undone_may_start_again_when_the_task_is_resumed_and_only_under_a_new_key() {
         let first = fact(vec![undoable("a")], State::Completed).submitted().started(1).done(1, "a").undone(1, "a");
         let ended = first.told(1, "task.failed", None, json!({}));
+        let first_life = ended.clone();
         let mut task = ended.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).done(3, "a").ended(3);
         task.results.insert("a".into(), json!({"result": 8, "marker": "m"}).to_string());
         let call = |fence, key: &str| Call { key: key.into(), ..task.call("a", 1, fence) };
@@ -330,6 +329,10 @@ mod tests {
         assert_eq!(run(vec![call(1, "a"), call(3, "a~2")], 8), NONE);
         assert_eq!(run(vec![call(1, "a"), call(3, "a~2"), call(4, "a~2")], 8), [4], "after its second record");
         assert_eq!(run(vec![call(1, "a"), call(3, "a~2")], 7), [3], "the result of the first life");
+        let mut cut_short = first_life.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).ended(3);
+        cut_short.state = State::Completed;
+        let given = line(0, What::Given { task: cut_short.id, fence: 1, step: "a".into(), result: 7 });
+        assert_eq!(broken(&history([cut_short], vec![given])), NONE, "it is forgotten, and did not start again");
         let kept = fact(vec![undoable("a")], State::Completed).submitted().started(1).done(1, "a");
         let kept = kept.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).done(3, "a").ended(3);
         assert!(!found(3, &history([kept], vec![])).is_empty(), "it was not undone");
