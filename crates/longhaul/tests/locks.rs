@@ -43,6 +43,7 @@ on_every_store!(
     a_bounded_wait_ends_with_an_error_and_another_attempt_may_get_it,
     a_short_wait_for_a_lock_does_not_suspend,
     a_resumed_task_gets_its_locks_anew,
+    what_was_done_under_a_lock_is_on_record_before_it_is_given_back,
     a_bad_name_is_an_error,
 );
 
@@ -367,6 +368,21 @@ async fn a_short_wait_for_a_lock_does_not_suspend(bed: Bed) {
     assert_eq!(bed.ended(id).await.result.expect("a result").get(), "true");
     let kinds = bed.kinds(id).await;
     assert_eq!(kinds, ["task.submitted", "task.started", "lock.acquired", "lock.released", "task.completed"]);
+    worker.stop().await;
+}
+
+async fn what_was_done_under_a_lock_is_on_record_before_it_is_given_back(bed: Bed) {
+    let worker = start(&bed.client, |run, _| async move {
+        let lock = run.lock("db").await?;
+        run.step("look", async || Ok::<_, TaskError>(1)).effect(longhaul::Effect::Read).deferred(true).await?;
+        lock.release().await
+    })
+    .await;
+    let id = submit(&bed, "once").await;
+    assert_eq!(bed.ended(id).await.state, State::Completed);
+    let kinds = bed.kinds(id).await;
+    let place = |kind: &str| kinds.iter().position(|told| told == kind).expect("it is told");
+    assert!(place("step.completed") < place("lock.released"), "a crash in between would do it again: {kinds:?}");
     worker.stop().await;
 }
 

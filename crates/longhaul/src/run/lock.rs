@@ -214,6 +214,8 @@ impl Lock {
     /// Gives the lock back, once in the task's life; the next in line has it in the same moment. Says
     /// whether the task had it until now: not if [`Acquire::max_hold`] had passed.
     pub async fn release(self) -> Result<bool, TaskError> {
+        // A deferred record that were lost after this would let its step run again without the lock.
+        self.run.flush().await?;
         let operation = self.run.lock_place("release", &self.name)?;
         let action = LockAction::Release { token: self.token };
         match self.run.change_lock(&operation, &self.name, action).await? {
