@@ -4,16 +4,16 @@
 //! | | what holds |
 //! |---|---|
 //! | I1 | every acknowledged task is there, with one final state; an unknown submit made none or one |
-//! | I2 | fences grow strictly, every accepted write carried the current one, no lease is taken back before its time |
+//! | I2 | fences grow strictly, every accepted write carried the current one (changes of a state: its version), no lease is taken back before its time |
 //! | I3 | at most one recorded result per step, and replay gives the same bytes |
 //! | I4 | all calls of one step carry one key; nothing starts after its record; what must not happen twice starts again only when it is known that it did not happen |
 //! | I5 | undo is exactly the completed undoable steps in reverse; "compensated" is said only when all succeeded |
-//! | I6 | events are 1..n, the final one last, and what readers read is the log |
-//! | I7 | every event is delivered, as it is in the log, in order per task |
+//! | I6 | events are 1..n, the final one last unless a resume follows it, and what readers read is the log |
+//! | I7 | every event is delivered to a subscriber and to webhooks, as it is in the log, in order per task |
 //! | I8 | tries and pauses are within policy |
 //! | I9 | nothing forward after a deadline or an acknowledged cancel; cancel against complete has one winner |
-//! | I10 | one key, one task |
-//! | I11 | limits are never exceeded |
+//! | I10 | one key, one task; one tick of a schedule, one task |
+//! | I11 | limits are never exceeded, a lock has one holder and its tokens grow, who is first in line is started first |
 //! | I12 | nothing carries another tenant's marker |
 //! | I13 | every dangerous effect has an earlier, matching approval of its own |
 //! | I14 | when faults stop, everything settles within a bound, and no lease is lost any more |
@@ -27,6 +27,10 @@ use crate::history::{Fact, History};
 use crate::ledger::{Call, Line, What};
 
 mod events;
+mod hooks;
+mod later;
+mod limits;
+mod lives;
 mod people;
 mod runs;
 mod tasks;
@@ -62,6 +66,11 @@ struct Found<'a> {
 impl Found<'_> {
     fn of(&mut self, task: TaskId, what: impl Into<String>) {
         self.into.push(Violation { invariant: self.invariant, task: Some(task), what: what.into() });
+    }
+
+    /// Of no task alone.
+    fn any(&mut self, what: impl Into<String>) {
+        self.into.push(Violation { invariant: self.invariant, task: None, what: what.into() });
     }
 }
 
@@ -109,24 +118,32 @@ fn task_of(what: &What) -> TaskId {
         | What::UndoBegin(call)
         | What::UndoFailed(call)
         | What::Undid(call) => call.task,
-        What::Given { task, .. } | What::Heard { task, .. } => *task,
+        What::Given { task, .. }
+        | What::Heard { task, .. }
+        | What::Locked { task, .. }
+        | What::Released { task, .. }
+        | What::Hooked { task, .. } => *task,
     }
 }
 
 type Check = fn(&View<'_>, &mut Found<'_>);
 
-const CHECKS: [(u8, Check); 14] = [
+const CHECKS: [(u8, Check); 18] = [
     (1, tasks::acknowledged),
     (2, runs::fences),
+    (2, later::no_lost_update),
     (3, runs::results),
+    (3, later::forks_are_given_what_was),
     (4, runs::calls),
+    (4, later::forks_start_nothing_again),
     (5, undo::reverse),
     (6, events::gapless),
     (7, events::delivered),
+    (7, hooks::webhooks),
     (8, runs::policy),
     (9, people::nothing_after_the_end),
     (10, tasks::one_key_one_task),
-    (11, runs::limits),
+    (11, limits::shared),
     (12, tasks::no_foreign_marker),
     (13, people::approvals),
     (14, tasks::settles),
@@ -178,6 +195,12 @@ mod testing {
             asks: Vec::new(),
             results: BTreeMap::new(),
             carries: Vec::new(),
+            priority: 5,
+            created_at: 0,
+            fork_of: None,
+            undo_of: None,
+            tags: BTreeMap::new(),
+            goal: None,
         }
     }
 

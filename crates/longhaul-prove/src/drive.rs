@@ -21,6 +21,8 @@ use crate::history::{History, Setup, list};
 use crate::ledger::{Ledger, What, boot_micros};
 use crate::process::Process;
 use crate::program::{HANDLER, KEYS, TENANTS};
+use crate::serve::Wires;
+use crate::{happened, hooks, ticks};
 
 /// What is done.
 #[derive(Clone, Debug)]
@@ -62,6 +64,8 @@ pub struct Faults {
     pub points: bool,
     /// The clocks of two workers are an hour off.
     pub clocks: bool,
+    /// So many servers answer over HTTP and deliver webhooks; they are killed and frozen like all others.
+    pub servers: usize,
 }
 
 /// What came of it.
@@ -239,16 +243,31 @@ impl<'a> Driver<'a> {
         let (bed, drive) = (self.bed, self.drive);
         let slow = Arc::new(Mutex::new(Vec::new()));
         let probe = AbortOnDrop(tokio::spawn(probe(bed.client.clone(), drive.lease / 4, Arc::clone(&slow))));
+        let wires = match drive.faults.servers {
+            0 => None,
+            servers => Some(Wires::lay(&bed.client, bed.folder(), servers).await?),
+        };
+        let receiver = wires.as_ref().map(|_| bed.start("receiver", &[], &[])).transpose()?;
+        let ticks = ticks::begin(&bed.client).await?;
         let mut people = bed.start("people", &[], &self.mutant())?;
         let mut posts = self.posts()?;
+        for server in wires.iter().flat_map(|wires| &wires.servers) {
+            let words = vec!["--listen".to_owned(), server.to_string()];
+            posts.push(Post::start(bed, "server", words, self.mutant())?);
+        }
         let mut clients = Clients::default();
         let calm_at = self.go_wrong(&mut posts, &mut clients).await?;
+        ticks::end(&bed.client).await?;
         let settled = self.settle(&mut posts, &mut clients).await?;
         if let Some(status) = people.ended()? {
             return Err(format!("people went home with {status}").into());
         }
         people.kill()?;
         let heard = self.hear_all(&mut posts).await?;
+        if receiver.is_some() {
+            hooks::told_all(&bed.client, bed.folder(), drive.bound).await?;
+        }
+        drop(receiver);
         for post in &posts {
             post.process.terminate()?;
         }
@@ -259,7 +278,8 @@ impl<'a> Driver<'a> {
         let slow = slow.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let slow_for: i64 = slow.iter().map(|(from, to)| to - from).sum();
         self.count("seconds of a slow store", slow_for.unsigned_abs() / 1_000_000);
-        let setup = Setup { lease, calm_at, grace, slow, settled, limits, heard: true };
+        let hooked = wires.is_some();
+        let setup = Setup { lease, calm_at, grace, slow, settled, limits, heard: true, hooked, ticks };
         let history = History::gather(&bed.client, bed.folder(), setup).await?;
         self.count("tasks", history.tasks.len() as u64);
         self.count("events", history.tasks.values().map(|task| task.last_seq).sum());
@@ -268,6 +288,11 @@ impl<'a> Driver<'a> {
         let effects = history.ledger.iter().filter(|line| matches!(line.what, What::Did(_) | What::Undid(_)));
         self.count("effects", effects.count() as u64);
         self.count("failpoints fired", bed.fired().len() as u64);
+        let happened = happened::counts(&history);
+        if drive.mutant.is_none() {
+            self.not_fired.extend(happened::missing(&happened, drive.tasks, hooked));
+        }
+        self.counts.extend(happened);
         let violations = check(&history);
         Ok(Outcome { violations, counts: self.counts, not_fired: self.not_fired, seconds: 0.0 })
     }
@@ -407,8 +432,12 @@ impl<'a> Driver<'a> {
                     ("--every-us", self.drive.every.as_micros().to_string()),
                     ("--begin-at", begin_at.to_string()),
                 ];
-                let words: Vec<String> =
+                let mut words: Vec<String> =
                     words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+                // The last one asks servers, all others the store itself.
+                if number + 1 == CLIENTS && self.drive.faults.servers > 0 {
+                    words.push("--http".to_owned());
+                }
                 let planned = plans.get_mut("client").and_then(VecDeque::pop_front);
                 let mut variables: Vec<_> = planned.as_ref().map(Planned::variable).into_iter().collect();
                 variables.extend(self.mutant());

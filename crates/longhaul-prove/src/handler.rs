@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use longhaul::run::Step as RunStep;
-use longhaul::{NewTask, Risk, Run, StepContext, TaskError};
+use longhaul::{AgentState, NewTask, Risk, Run, StepContext, TaskError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -140,6 +140,18 @@ pub async fn prove(outside: Arc<Outside>, run: Run, program: Program) -> Result<
                 check_marker(&program, result["marker"].as_str().unwrap_or_default())?;
             }
             Op::Publish => run.publish("prove.passed", &json!({"marker": program.marker})).await?,
+            Op::Locked { lock, step } => {
+                let held = run.lock(lock.clone()).await?;
+                let (task, fence, name) = (run.id(), run.fence(), step.name.clone());
+                let token = held.token();
+                outside.ledger.note(What::Locked { task, fence, step: name, lock: lock.clone(), token })?;
+                let given = one(&outside, &run, step, &program, None).await?;
+                note_given(&outside, &run, step, &given)?;
+                let held = held.release().await?;
+                outside.ledger.note(What::Released { task, lock: lock.clone(), held })?;
+            }
+            Op::Note => run.begin_state(AgentState { goal: "0".to_owned(), ..AgentState::default() }).await?,
+            Op::Tell { count, bytes, every_ms } => tell(&run, &program.marker, *count, *bytes, *every_ms).await?,
         }
     }
     match program.ends {
@@ -149,6 +161,16 @@ pub async fn prove(outside: Arc<Outside>, run: Run, program: Program) -> Result<
         Ends::Fatally => Err(TaskError::fatal("fatal", "it ends badly")),
         _ => Ok(json!({"marker": program.marker, "number": program.number})),
     }
+}
+
+/// Tells of itself, for readers.
+async fn tell(run: &Run, marker: &str, count: u64, bytes: usize, every_ms: u64) -> Result<(), TaskError> {
+    let text = "x".repeat(bytes);
+    for number in 0..count {
+        run.publish("prove.told", &json!({"marker": marker, "number": number, "text": text})).await?;
+        tokio::time::sleep(Duration::from_millis(every_ms)).await;
+    }
+    Ok(())
 }
 
 fn check_marker(program: &Program, marker: &str) -> Result<(), TaskError> {

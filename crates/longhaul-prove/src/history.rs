@@ -9,7 +9,7 @@ use longhaul::{Ask, Client, Event, Filter, State, Task, TaskError, TaskId};
 use crate::Anyhow;
 use crate::ledger::{Ledger, Line};
 use crate::program::{Program, TENANTS, marker};
-use crate::records::{Asked, Records, Stream};
+use crate::records::{Asked, Records, Sight, Stream};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +26,8 @@ pub struct History {
     pub ledger: Vec<Line>,
     /// Tasks of one tenant that another was given.
     pub seen_by_others: Vec<TaskId>,
+    /// What was shown over HTTP.
+    pub sights: Vec<Sight>,
 }
 
 /// How a run of the suite was set up.
@@ -46,6 +48,10 @@ pub struct Setup {
     pub limits: BTreeMap<String, u32>,
     /// Whether a subscriber was to hear everything.
     pub heard: bool,
+    /// Whether everything that webhooks were to be told has had time to arrive.
+    pub hooked: bool,
+    /// The schedules: by tenant, the first tick and the time between two, microseconds.
+    pub ticks: BTreeMap<String, (i64, i64)>,
 }
 
 /// A task as the store has it in the end.
@@ -81,9 +87,27 @@ pub struct Fact {
     pub results: BTreeMap<String, String>,
     /// The tenants whose markers are in what its owner can see of it.
     pub carries: Vec<&'static str>,
+    /// How urgent it is.
+    pub priority: u8,
+    /// When it was accepted, microseconds.
+    pub created_at: i64,
+    /// The task that it is a fork of.
+    pub fork_of: Option<TaskId>,
+    /// The task that it undoes.
+    pub undo_of: Option<TaskId>,
+    /// Its labels.
+    pub tags: BTreeMap<String, String>,
+    /// The version of its state and the goal in it.
+    pub goal: Option<(u64, String)>,
 }
 
 impl Fact {
+    /// Whether it is one that a client submitted: not a child, a fork, an undo or the task of a tick.
+    pub fn is_root(&self) -> bool {
+        let made = self.parent.or(self.fork_of).or(self.undo_of);
+        made.is_none() && !self.tags.contains_key("schedule")
+    }
+
     async fn read(client: &Client, task: Task) -> Result<Self, Anyhow> {
         let id = task.id;
         let exported = client.export(id).await?;
@@ -106,6 +130,12 @@ impl Fact {
             results: results.collect(),
             carries: carried(&exported.to_string()),
             tenant: task.tenant,
+            priority: task.priority.get(),
+            created_at: task.created_at.as_microsecond(),
+            fork_of: task.fork_of,
+            undo_of: task.undo_of,
+            tags: task.tags,
+            goal: client.state(id).await?.map(|(version, state)| (version, state.goal)),
         })
     }
 }
@@ -133,7 +163,8 @@ impl History {
     /// Gathers everything.
     pub async fn gather(client: &Client, folder: &Path, setup: Setup) -> Result<Self, Anyhow> {
         let (asked, streams) = Records::read(folder)?;
-        let history = Self { setup, asked, streams, ledger: Ledger::read(folder)?, ..Self::default() };
+        let (ledger, sights) = (Ledger::read(folder)?, Records::sights(folder)?);
+        let history = Self { setup, asked, streams, ledger, sights, ..Self::default() };
         history.with_tasks(client).await
     }
 

@@ -71,6 +71,43 @@ pub enum What {
         /// What it said, as [`digest`] has it.
         digest: u64,
     },
+    /// The handler has a lock for a step.
+    Locked {
+        /// The task.
+        task: TaskId,
+        /// The run's fence.
+        fence: u64,
+        /// The step that is done under it.
+        step: String,
+        /// The lock's name.
+        lock: String,
+        /// Its token.
+        token: u64,
+    },
+    /// The handler gave a lock back.
+    Released {
+        /// The task.
+        task: TaskId,
+        /// The lock's name.
+        lock: String,
+        /// Whether it had it until then.
+        held: bool,
+    },
+    /// The receiver of webhooks was called.
+    Hooked {
+        /// The task that it was told of.
+        task: TaskId,
+        /// The id of the message.
+        message: String,
+        /// The type of the event.
+        kind: String,
+        /// The time of the event, microseconds.
+        time: i64,
+        /// Whether the signature was right.
+        signed: bool,
+        /// Whether the receiver took it: not when it failed on purpose before it had.
+        taken: bool,
+    },
 }
 
 /// A call to the outside.

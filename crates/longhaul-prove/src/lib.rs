@@ -3,27 +3,38 @@
 //!
 //! The rooms: [`program`] (what tasks do, drawn from a seed), [`handler`] (does it), [`ledger`] (what really happened,
 //! noted outside of the product), [`records`] (what clients were told), [`people`] (who answer, approve and decide),
-//! [`process`] (workers, listeners and clients, which can be killed), [`server`] and [`bed`] (a store and everything around it), [`history`]
-//! (all that is known afterwards), [`check`] (the invariants over it), [`drive`] (which faults when), [`mutants`] (defects
-//! that must be found), [`hostile`] (input that nobody should send), [`report`] (`docs/proof.md`). [`simulate`] does the same in
-//! one thread, with simulated processes and time, for thousands of seeds.
+//! [`process`] (workers, listeners and clients, which can be killed), [`serve`] (servers, too), [`via`], [`web`] and [`after`] (what
+//! clients do, by the library and over HTTP), [`hooks`] (who is told by webhooks), [`ticks`] (schedules), [`server`] and [`bed`] (a store and everything around it), [`history`]
+//! (all that is known afterwards), [`happened`] (what of it was done at all), [`check`] (the invariants over it), [`drive`] (which faults
+//! when), [`readers`] (a run of its own for who reads events), [`soak`] (an hour of everything), [`mutants`] (defects that must be found),
+//! [`hostile`] (input that nobody should send), [`report`] (`docs/proof.md`). [`simulate`] does the same in one thread, with simulated
+//! processes and time, for thousands of seeds.
 
+pub mod after;
 pub mod bed;
 pub mod chance;
 pub mod check;
 pub mod drive;
 pub mod handler;
+pub mod happened;
 pub mod history;
+pub mod hooks;
 pub mod hostile;
 pub mod ledger;
 pub mod mutants;
 pub mod people;
 pub mod process;
 pub mod program;
+pub mod readers;
 pub mod records;
 pub mod report;
+pub mod serve;
 pub mod server;
 pub mod simulate;
+pub mod soak;
+pub mod ticks;
+pub mod via;
+pub mod web;
 
 /// What can go wrong with the suite itself.
 pub type Anyhow = Box<dyn std::error::Error + Send + Sync>;

@@ -9,14 +9,18 @@ use longhaul::faults::Mutant;
 use longhaul_prove::Anyhow;
 use longhaul_prove::bed::Kind;
 use longhaul_prove::drive::{Drive, Faults, Outcome, drive};
+use longhaul_prove::hooks::receiver;
 use longhaul_prove::hostile::{Hostile, Tried, hostile, part};
 use longhaul_prove::mutants::{SIMULATED, breaks, run_of, simulated};
 use longhaul_prove::people::people;
 use longhaul_prove::process::{
     ClientArgs, ListenerArgs, Place, WorkerArgs, client, end_with_the_driver, listener, worker,
 };
+use longhaul_prove::readers::run::{Reading, read_all};
 use longhaul_prove::report::{Hunted, Ran, line, page, tally};
+use longhaul_prove::serve::{ServeArgs, serve};
 use longhaul_prove::simulate::{Seeds, Simulated, simulate_many};
+use longhaul_prove::soak::{Soak, soak};
 
 /// Breaks Longhaul and checks what is left.
 #[derive(Parser)]
@@ -60,6 +64,33 @@ enum Command {
     /// A client process
     #[command(hide = true)]
     Client(ClientArgs),
+    /// A server process
+    #[command(hide = true)]
+    Server(ServeArgs),
+    /// The receiver of webhooks
+    #[command(hide = true)]
+    Receiver(Place),
+    /// Mixed load for long, in which nothing may grow
+    Soak(SoakArgs),
+}
+
+#[derive(clap::Args)]
+struct SoakArgs {
+    /// The store
+    #[arg(long, value_enum, default_value = "sqlite")]
+    store: Kind,
+    /// The seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// For how long
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    /// The time between tasks, microseconds
+    #[arg(long, default_value_t = 50_000)]
+    every_us: u64,
+    /// The time between faults, milliseconds
+    #[arg(long, default_value_t = 3_000)]
+    fault_every_ms: u64,
 }
 
 #[derive(clap::Args)]
@@ -88,6 +119,12 @@ struct AllArgs {
     /// How many seeds are simulated
     #[arg(long, default_value_t = 5_000)]
     seeds: u64,
+    /// Readers of events over HTTP
+    #[arg(long, default_value_t = 200)]
+    readers: u64,
+    /// How often each of them comes back
+    #[arg(long, default_value_t = 50)]
+    reconnects: u32,
     /// Without the mutants
     #[arg(long)]
     no_mutants: bool,
@@ -137,6 +174,15 @@ struct RunArgs {
     /// Two clocks an hour off
     #[arg(long)]
     clocks: bool,
+    /// Servers that answer over HTTP and deliver webhooks
+    #[arg(long, default_value_t = 0)]
+    servers: usize,
+    /// Instead of tasks with faults: so many readers of events, while servers come and go
+    #[arg(long)]
+    readers: Option<u64>,
+    /// How often each reader comes back
+    #[arg(long, default_value_t = 50)]
+    reconnects: u32,
     /// How many tasks out of a hundred share a limit
     #[arg(long, default_value_t = 8)]
     limited: u64,
@@ -213,14 +259,16 @@ fn main() -> ExitCode {
 
 /// Runs it. An interrupt ends it as an error does: everything that was started is stopped.
 async fn until_interrupted(command: Command) -> Result<bool, Anyhow> {
-    if matches!(
+    let whole = matches!(
         command,
-        Command::Worker(_)
-            | Command::Listener(_)
-            | Command::People(_)
-            | Command::Client(_)
-            | Command::HostilePart(_)
-    ) {
+        Command::All(_)
+            | Command::Run(_)
+            | Command::Mutants { .. }
+            | Command::Hostile(_)
+            | Command::Simulate(_)
+            | Command::Soak(_)
+    );
+    if !whole {
         end_with_the_driver()?;
         return run(command).await;
     }
@@ -258,6 +306,9 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
         Command::Listener(args) => listener(args).await.map(|()| true),
         Command::People(place) => people(place).await.map(|()| true),
         Command::Client(args) => client(args).await.map(|()| true),
+        Command::Server(args) => serve(args).await.map(|()| true),
+        Command::Receiver(place) => receiver(place).await.map(|()| true),
+        Command::Soak(args) => soaked(args).await,
     }
 }
 
@@ -267,7 +318,47 @@ fn mutant_of(name: &str) -> Result<Mutant, Anyhow> {
     known.ok_or_else(|| format!("there is no mutant '{name}'; there are {}", names.join(", ")).into())
 }
 
+async fn soaked(args: SoakArgs) -> Result<bool, Anyhow> {
+    let plan = Soak {
+        kind: args.store,
+        seed: args.seed,
+        time: Duration::from_secs(60 * args.minutes),
+        every: Duration::from_micros(args.every_us),
+        fault_every: Duration::from_millis(args.fault_every_ms),
+    };
+    let Some(soaked) = soak(&plan, &std::env::current_exe()?).await? else {
+        return Err(format!("{} cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove", plan.kind).into());
+    };
+    let counts: Vec<String> = soaked.counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
+    println!("soak on {}, seed {}, {} minutes: {}", plan.kind, plan.seed, args.minutes, counts.join(", "));
+    soaked.measured.iter().for_each(|line| println!("    {line}"));
+    soaked.wrong.iter().for_each(|line| println!("    NOT AS IT SHOULD BE: {line}"));
+    Ok(soaked.wrong.is_empty())
+}
+
+/// A run of readers.
+async fn read(kind: Kind, seed: u64, readers: u64, reconnects: u32) -> Result<Option<Ran>, Anyhow> {
+    let bound = Duration::from_secs(240);
+    // A short run is over before much can go wrong.
+    let (silent, faults) = ((readers / 10).clamp(2, 20), (reconnects * 2 / 5).clamp(3, 20));
+    let plan = Reading { kind, seed, readers, reconnects, silent, faults, bound };
+    let Some(outcome) = read_all(&plan, &std::env::current_exe()?).await? else {
+        eprintln!(
+            "prove: skipped: readers on {kind}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove"
+        );
+        return Ok(None);
+    };
+    let name = format!("{readers} readers, {reconnects} reconnects each");
+    let ran = Ran { name, store: kind.to_string(), seed, outcome };
+    say(&ran);
+    Ok(Some(ran))
+}
+
 async fn one(args: RunArgs) -> Result<bool, Anyhow> {
+    if let Some(readers) = args.readers {
+        let ran = read(args.store, args.seed, readers, args.reconnects).await?;
+        return Ok(ran.is_some_and(|ran| ran.outcome.is_clean()));
+    }
     let faults = Faults {
         kills: args.kills,
         freezes: args.freezes,
@@ -275,6 +366,7 @@ async fn one(args: RunArgs) -> Result<bool, Anyhow> {
         every: Duration::from_millis(args.fault_every_ms),
         points: args.points,
         clocks: args.clocks,
+        servers: args.servers,
     };
     let plan = Drive {
         kind: args.store,
@@ -301,17 +393,21 @@ async fn ran(name: &str, plan: &Drive) -> Result<Option<Ran>, Anyhow> {
         return Ok(None);
     };
     let ran = Ran { name: name.to_owned(), store: plan.kind.to_string(), seed: plan.seed, outcome };
-    for violation in ran.outcome.violations.iter().take(20) {
-        println!("    seed {}: {violation}", plan.seed);
-    }
-    said(&ran);
+    say(&ran);
     Ok(Some(ran))
 }
 
-/// Says what came of a run.
-fn said(ran: &Ran) {
-    for fault in &ran.outcome.not_fired {
-        println!("    {fault} did not fire");
+/// What came of a run, on the terminal.
+fn say(ran: &Ran) {
+    for violation in ran.outcome.violations.iter().take(20) {
+        println!("    seed {}: {violation}", ran.seed);
+    }
+    let all = tally(&ran.outcome).into_iter().map(|(invariant, count)| format!("I{invariant} ({count})"));
+    if ran.outcome.violations.len() > 20 {
+        println!("    those were the first; in all: {}", all.collect::<Vec<_>>().join(", "));
+    }
+    for spec in &ran.outcome.not_fired {
+        println!("    {spec} did not fire");
     }
     println!("{}", line(ran));
 }
@@ -330,7 +426,7 @@ async fn simulation(seeds: Seeds) -> Result<Ran, Anyhow> {
     };
     let outcome = aside(move || simulate_many(seeds, told)).await?;
     let ran = Ran { name: "simulation".to_owned(), store: "memory".to_owned(), seed: seeds.from, outcome };
-    said(&ran);
+    say(&ran);
     Ok(ran)
 }
 
@@ -383,13 +479,15 @@ async fn all(args: AllArgs) -> Result<bool, Anyhow> {
         bound: Duration::from_secs(120),
     };
     let every = Duration::from_millis(500);
-    let sqlite = Faults { kills: args.sqlite_kills, freezes: args.sqlite_kills / 10, every, ..Faults::default() };
+    let (kills, servers) = (args.sqlite_kills, 2);
+    let sqlite = Faults { kills, freezes: kills / 10, every, servers, ..Faults::default() };
     let postgres = Faults {
         kills: args.postgres_kills,
         freezes: args.postgres_kills / 10,
         restarts: args.restarts,
         every: Duration::from_millis(1_000),
         clocks: true,
+        servers,
         ..Faults::default()
     };
     let pace = Duration::from_micros(8_000);
@@ -397,6 +495,9 @@ async fn all(args: AllArgs) -> Result<bool, Anyhow> {
     runs.extend(
         ran("kills, freezes, restarts, wrong clocks", &plan(Kind::Postgres, postgres, args.tasks, pace)).await?,
     );
+    for kind in [Kind::Sqlite, Kind::Postgres] {
+        runs.extend(read(kind, args.seed, args.readers, args.reconnects).await?);
+    }
     for round in 0..args.rounds {
         for kind in [Kind::Sqlite, Kind::Postgres] {
             let points = Faults { points: true, ..Faults::default() };

@@ -2,13 +2,14 @@
 //! did not see) or deny, and say what became of steps in doubt. They are a process of their own, which is not killed.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use longhaul::store::Controlled;
-use longhaul::{AskKind, Client, Decision, Error, Filter, State, Task, TaskId};
+use longhaul::{AskKind, Client, Decision, Error, Event, Filter, State, Task, TaskId};
 use serde_json::value::to_raw_value;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::Anyhow;
@@ -17,7 +18,9 @@ use crate::handler::Given;
 use crate::ledger::World;
 use crate::process::{Place, open};
 use crate::program::{Program, TENANTS, marker};
-use crate::records::{Ask, Records, answer_of};
+use crate::records::{Answer, Ask, Records, answer_of};
+use crate::serve::Wires;
+use crate::web::{Asking, Web, answer_of as answer_over_http};
 
 /// How many there are.
 const PEOPLE: usize = 16;
@@ -25,19 +28,28 @@ const PEOPLE: usize = 16;
 /// The people as a process.
 pub async fn people(place: Place) -> Result<(), Anyhow> {
     let (client, world) = (open(&place.store).await?, World::open(&place.folder)?);
-    let records = Records::open(&place.folder, "people")?;
-    help(client, world, records, Duration::from_millis(50)).await
+    let records = Arc::new(Records::open(&place.folder, "people")?);
+    let wires = Wires::find(&place.folder)?;
+    let web = wires.map(|wires| Web::new(wires, Arc::clone(&records))).transpose()?;
+    help(client, world, records, web, Duration::from_millis(50)).await
 }
 
-/// Looks after waiting tasks until it is killed, with this pause in between.
-pub async fn help(client: Client, world: World, records: Records, pause: Duration) -> Result<(), Anyhow> {
+/// Looks after waiting tasks until it is killed, with this pause in between; with `web`, half of the time over HTTP.
+pub async fn help(
+    client: Client,
+    world: World,
+    records: Arc<Records>,
+    web: Option<Web>,
+    pause: Duration,
+) -> Result<(), Anyhow> {
     let done = Mutex::default();
     loop {
         for tenant in TENANTS {
             let client = client.for_tenant(tenant);
             // What cannot be done now, because the store is away, is done in the next round.
             if let Ok(waiting) = waiting(&client).await {
-                let helper = Helper { client: &client, records: &records, world: &world, done: &done };
+                let helper =
+                    Helper { client: &client, records: &records, world: &world, done: &done, web: web.as_ref() };
                 let helped: Vec<_> = waiting.iter().map(|task| helper.help(task)).collect();
                 let helped = stream::iter(helped).buffer_unordered(PEOPLE);
                 helped.try_collect::<Vec<()>>().await?;
@@ -66,6 +78,8 @@ struct Helper<'a> {
     world: &'a World,
     /// The signals that were sent.
     done: &'a Mutex<BTreeSet<(TaskId, String)>>,
+    /// Servers, if there are any: half of the people use them.
+    web: Option<&'a Web>,
 }
 
 impl Helper<'_> {
@@ -84,7 +98,11 @@ impl Helper<'_> {
                 }
                 let ask = Ask::Other { task: id, what: format!("signal {}", waiting.id) };
                 let marker = marker(&task.tenant);
-                let sent = self.ask(id, ask, self.client.signal(id, &waiting.id, &marker)).await?;
+                let path = format!("/v1/tasks/{id}/signals/{}", waiting.id);
+                let sent = match self.by_web(task, Asking::post(&path, &json!(marker)), &ask).await? {
+                    Some(sent) => sent,
+                    None => self.ask(id, ask, self.client.signal(id, &waiting.id, &marker)).await?,
+                };
                 if sent {
                     self.done().insert((id, waiting.id.clone()));
                 }
@@ -94,6 +112,22 @@ impl Helper<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The same over HTTP, if this one uses servers.
+    async fn by_web(&self, task: &Task, asking: Asking<'_>, ask: &Ask) -> Result<Option<bool>, Anyhow> {
+        let Some(web) = self.web.filter(|_| task.id.0.as_u128().is_multiple_of(2)) else { return Ok(None) };
+        let open = self.records.ask(ask.clone())?;
+        let answer = answer_over_http(Some(task.id), &web.ask(&task.tenant, asking).await);
+        let known = !matches!(answer, Answer::Unknown { .. });
+        self.records.answer(open, answer)?;
+        Ok(Some(known))
+    }
+
+    /// Approves or denies over HTTP, if this one uses servers; gives whether it did.
+    async fn approve_by_web(&self, task: &Task, ask: &Ask, approval: &str, body: &Value) -> Result<bool, Anyhow> {
+        let path = format!("/v1/tasks/{}/approvals/{approval}", task.id);
+        Ok(self.by_web(task, Asking::post(&path, body), ask).await?.is_some())
     }
 
     /// Asks, and records it; gives whether there was an answer.
@@ -124,15 +158,23 @@ impl Helper<'_> {
             let approve = |right| Ask::Approve { task: id, approval: ask.id.clone(), right };
             if chance.percent(30) {
                 let seen = "0".repeat(ask.digest.len());
-                let asking = self.client.approve(id, Some(&ask.id), None, Some(&seen));
-                self.ask(id, approve(false), asking).await?;
+                let body = json!({"decision": "approve", "digest": seen});
+                if !self.approve_by_web(task, &approve(false), &ask.id, &body).await? {
+                    let asking = self.client.approve(id, Some(&ask.id), None, Some(&seen));
+                    self.ask(id, approve(false), asking).await?;
+                }
             }
             if chance.percent(15) {
                 let what = Ask::Other { task: id, what: "deny".to_owned() };
-                self.ask(id, what, self.client.deny(id, Some(&ask.id), None)).await?;
+                if !self.approve_by_web(task, &what, &ask.id, &json!({"decision": "deny"})).await? {
+                    self.ask(id, what, self.client.deny(id, Some(&ask.id), None)).await?;
+                }
             } else {
-                let asking = self.client.approve(id, Some(&ask.id), None, Some(&ask.digest));
-                self.ask(id, approve(true), asking).await?;
+                let body = json!({"decision": "approve", "digest": ask.digest});
+                if !self.approve_by_web(task, &approve(true), &ask.id, &body).await? {
+                    let asking = self.client.approve(id, Some(&ask.id), None, Some(&ask.digest));
+                    self.ask(id, approve(true), asking).await?;
+                }
             }
         }
         Ok(())
@@ -142,8 +184,11 @@ impl Helper<'_> {
     async fn decide(&self, task: &Task, step: &str) -> Result<(), Anyhow> {
         let id = task.id;
         let program: Program = serde_json::from_str(task.input.get())?;
-        // Undos are never in doubt: they may happen again.
-        let found = self.world.find(&format!("{id}/{step}"))?;
+        // Undos are never in doubt: they may happen again. A step that was undone and is started again has another key.
+        let exported = self.client.export(id).await;
+        let Ok(mut exported) = exported else { return Ok(()) };
+        let events: Vec<Event> = serde_json::from_value(exported["events"].take())?;
+        let found = self.world.find(&key_of(id, step, &events))?;
         let decision = match found {
             Some(result) => Decision::Done(to_raw_value(&Given { result, marker: program.marker })?),
             None => Decision::Retry,
@@ -151,5 +196,16 @@ impl Helper<'_> {
         let ask = Ask::Other { task: id, what: format!("decide {step} {}", decision.name()) };
         self.ask(id, ask, self.client.decide(id, step, decision, None)).await?;
         Ok(())
+    }
+}
+
+/// The idempotency key of a step's newest call, as its events tell it.
+fn key_of(task: TaskId, step: &str, events: &[Event]) -> String {
+    let undone = format!("undo {step}");
+    let undone =
+        events.iter().filter(|event| event.kind == "step.completed" && event.step.as_deref() == Some(&undone));
+    match undone.count() {
+        0 => format!("{task}/{step}"),
+        times => format!("{task}/{step}~{}", times + 1),
     }
 }

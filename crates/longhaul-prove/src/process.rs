@@ -6,16 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use longhaul::{Client, NewTask, SubscriberHandle, TaskId, Told, Worker};
+use longhaul::{Client, SubscriberHandle, TaskId, Told, Worker};
 use rustix::process::{Pid, Signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::Anyhow;
+use crate::after::after;
 use crate::handler::{Outside, prove, retries};
 use crate::ledger::{Ledger, What, World, boot_micros, digest};
 use crate::program::{HANDLER, Plan, Same};
-use crate::records::{Ask, Records, Stream, answer_of};
+use crate::readers::Reader;
+use crate::records::{Records, Stream};
+use crate::serve::Wires;
+use crate::via::Via;
+use crate::web::Web;
 
 /// What every process of the suite is told.
 #[derive(Args, Clone, Debug)]
@@ -83,6 +88,9 @@ pub struct ClientArgs {
     /// When to begin, by the host's boot clock, microseconds
     #[arg(long)]
     pub begin_at: i64,
+    /// By the servers, not on the store itself
+    #[arg(long)]
+    pub http: bool,
 }
 
 /// This process is killed when the driver that started it ends, however that ends.
@@ -112,7 +120,7 @@ pub fn worker_of(client: &Client, outside: Arc<Outside>, slots: usize, lease: Du
         .handler(HANDLER, move |run, program| prove(Arc::clone(&outside), run, program))
 }
 
-fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
+pub(crate) fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
     let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     Ok(async move {
         told.recv().await;
@@ -163,8 +171,13 @@ pub async fn open(store: &str) -> Result<Client, Anyhow> {
 /// Submits its share of the tasks of a seed, cancels and follows some of them, and records what it is told. A task
 /// that is to be recognised (by a key, or as equal) is submitted by every client, at the same moment.
 pub async fn client(args: ClientArgs) -> Result<(), Anyhow> {
-    let client = open(&args.place.store).await?;
     let records = Arc::new(Records::open(&args.place.folder, &format!("client {}", args.client))?);
+    let wires = Wires::find(&args.place.folder)?;
+    let hook: Option<Arc<str>> = wires.as_ref().map(|wires| wires.hook_url().into());
+    let (client, web) = match wires.filter(|_| args.http) {
+        Some(wires) => (None, Some(Arc::new(Web::new(wires, Arc::clone(&records))?))),
+        None => (Some(open(&args.place.store).await?), None),
+    };
     let mut tasks = JoinSet::new();
     let begin = Instant::now() + Duration::from_micros((args.begin_at - boot_micros()).max(0).unsigned_abs());
     for number in args.from..args.tasks {
@@ -173,8 +186,12 @@ pub async fn client(args: ClientArgs) -> Result<(), Anyhow> {
             continue;
         }
         sleep_until(begin + Duration::from_micros(args.every_us * (number - args.from))).await;
-        let (client, records) = (client.for_tenant(plan.tenant), Arc::clone(&records));
-        tasks.spawn(async move { one_task(client, records, plan).await });
+        let via = match (&client, &web) {
+            (Some(client), _) => Via::Library(client.for_tenant(plan.tenant)),
+            (None, Some(web)) => Via::Web(Arc::clone(web), plan.tenant),
+            (None, None) => return Err("a client needs a store or a server".into()),
+        };
+        tasks.spawn(one_task(via, Arc::clone(&records), plan, hook.clone()));
         while let Some(done) = tasks.try_join_next() {
             done??;
         }
@@ -185,43 +202,19 @@ pub async fn client(args: ClientArgs) -> Result<(), Anyhow> {
     Ok(())
 }
 
-/// Submits a task, reads its events and cancels it, as planned.
-pub async fn one_task(client: Client, records: Arc<Records>, plan: Plan) -> Result<(), Anyhow> {
-    let Some(id) = submit(&client, &records, &plan).await? else { return Ok(()) };
+/// Submits a task, reads its events and does with it what is planned.
+pub async fn one_task(via: Via, records: Arc<Records>, plan: Plan, hook: Option<Arc<str>>) -> Result<(), Anyhow> {
+    let Some(id) = via.submit(&records, &plan, hook.as_deref()).await? else { return Ok(()) };
     let reading = async {
-        match plan.reconnects {
-            Some(reconnects) => follow(&client, &records, id, reconnects).await,
-            None => Ok(()),
+        match (plan.reconnects, &via) {
+            (Some(reconnects), Via::Library(client)) => follow(client, &records, id, reconnects).await,
+            (Some(reconnects), Via::Web(web, tenant)) => {
+                Reader::of_client(tenant, id, reconnects).read(web, &records).await.map(drop)
+            }
+            (None, _) => Ok(()),
         }
     };
-    let cancelling = async {
-        if let Some(after) = plan.cancel_after_ms {
-            sleep(Duration::from_millis(after)).await;
-            let open = records.ask(Ask::Cancel { task: id })?;
-            let answer = client.cancel(id, Some("as planned")).await;
-            records.answer(open, answer_of(id, answer.map(|told| (id, Some(told.state)))))?;
-        }
-        Ok(())
-    };
-    tokio::try_join!(reading, cancelling).map(|((), ())| ())
-}
-
-/// Submits a task until it is accepted or refused; gives its id if it was accepted.
-async fn submit(client: &Client, records: &Records, plan: &Plan) -> Result<Option<TaskId>, Anyhow> {
-    let task: NewTask = plan.task();
-    loop {
-        let equal = (plan.same == Same::Equal).then(|| digest(task.input.get()));
-        let (id, tenant) = (task.id, plan.tenant.to_owned());
-        let open = records.ask(Ask::Submit { id, tenant, key: plan.key(), equal })?;
-        let answer = client.submit(task.clone()).await;
-        let accepted = answer.as_ref().ok().map(|accepted| accepted.id);
-        let again = matches!(&answer, Err(longhaul::Error::Store(error)) if error.is_unavailable());
-        records.answer(open, answer_of(id, answer.map(|accepted| (accepted.id, None))))?;
-        if !again {
-            return Ok(accepted);
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
+    tokio::try_join!(reading, after(&via, &records, &plan, id)).map(|((), ())| ())
 }
 
 /// Reads a task's events to their end, and connects anew so many times on the way.
@@ -229,10 +222,15 @@ async fn follow(client: &Client, records: &Records, task: TaskId, reconnects: u3
     let mut chance = crate::chance::Chance::new(task.0.as_u128() as u64);
     let (mut after, mut left) = (0, reconnects);
     loop {
-        let mut stream = Stream { task, after, events: Vec::new(), ended: false };
+        let mut stream = Stream { task, after, events: Vec::new(), ended: false, reader: None };
         let most = if left > 0 { chance.between(0, 6) as usize } else { usize::MAX };
         left = left.saturating_sub(1);
-        if let Ok(mut events) = client.events(task, after).await {
+        let opened = client.events(task, after).await;
+        if matches!(opened, Err(longhaul::Error::NotFound(_))) {
+            // Removed with its time; nothing more comes of it.
+            return Ok(());
+        }
+        if let Ok(mut events) = opened {
             while stream.events.len() < most {
                 match events.next().await {
                     Ok(Some(event)) => {

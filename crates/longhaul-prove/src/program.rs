@@ -14,6 +14,8 @@ pub const HANDLER: &str = "prove";
 pub const TENANTS: [&str; 2] = ["default", "beta"];
 /// The concurrency keys and how many tasks of each may run at once.
 pub const KEYS: [(&str, u32); 3] = [("one", 1), ("two", 2), ("three", 3)];
+/// The locks.
+pub const LOCKS: [&str; 3] = ["left", "middle", "right"];
 /// How long an equal submit is the same task, where that is asked for.
 pub const WINDOW: Duration = Duration::from_secs(600);
 /// How often a step is tried, and the first pause and the longest in between.
@@ -65,6 +67,24 @@ pub enum Op {
     Child(Box<Program>),
     /// An event of its own.
     Publish,
+    /// A step that is done under a lock.
+    Locked {
+        /// The lock.
+        lock: String,
+        /// The step.
+        step: Step,
+    },
+    /// Begins a state, which others patch.
+    Note,
+    /// Many events of its own, for readers.
+    Tell {
+        /// How many.
+        count: u64,
+        /// How large each is.
+        bytes: usize,
+        /// The pause between them, milliseconds.
+        every_ms: u64,
+    },
 }
 
 /// A step of a program.
@@ -120,7 +140,7 @@ impl Program {
     /// All steps with effects of its own, those of its children not.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.ops.iter().flat_map(|op| match op {
-            Op::Step(step) | Op::Dangerous { step, .. } => std::slice::from_ref(step),
+            Op::Step(step) | Op::Dangerous { step, .. } | Op::Locked { step, .. } => std::slice::from_ref(step),
             Op::Together(steps) => steps.as_slice(),
             _ => &[],
         })
@@ -161,6 +181,38 @@ pub struct Plan {
     pub cancel_after_ms: Option<u64>,
     /// With how many reconnects its events are read.
     pub reconnects: Option<u32>,
+    /// How often it is opened again when it has failed or was cancelled.
+    pub resumes: u32,
+    /// Whether it is undone by request when it has ended.
+    pub undo: bool,
+    /// Whether it is forked when it has ended, and the number that says from which step on.
+    pub fork: Option<u64>,
+    /// How often its state is patched.
+    pub patches: u32,
+    /// Which of its events a webhook is told, if there is a receiver.
+    pub hook: Option<Hook>,
+}
+
+/// Which events a webhook is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// The final ones.
+    Final,
+    /// All.
+    All,
+}
+
+impl Hook {
+    /// The label of a task that has one: it says what is to be delivered.
+    pub const TAG: &str = "hook";
+
+    /// The label's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Final => "final",
+            Self::All => "all",
+        }
+    }
 }
 
 /// What makes two submits one task, beside the id.
@@ -186,8 +238,14 @@ impl Plan {
         let tenant = if chance.percent(15) { TENANTS[1] } else { TENANTS[0] };
         let limited = chance.percent(limited).then(|| chance.one_of(&KEYS).0);
         let mut draw = Draw { chance, steps: 0, tenant, longer: limited.is_some() };
-        let program = draw.program(number, 0);
+        let mut program = draw.program(number, 0);
         let mut chance = draw.chance;
+        let patches = if chance.percent(6) { chance.between(1, 4) as u32 } else { 0 };
+        if patches > 0 {
+            program.ops.insert(0, Op::Note);
+            // Others have a moment to change the state before it ends.
+            program.ops.push(Op::Sleep { ms: 200 });
+        }
         let same = match chance.between(1, 100) {
             1..=8 => Same::Key,
             9..=12 => Same::Equal,
@@ -203,7 +261,30 @@ impl Plan {
             same,
             cancel_after_ms: chance.percent(10).then(|| chance.between(0, 600)),
             reconnects: chance.percent(10).then(|| chance.between(0, 8) as u32),
+            resumes: if chance.percent(40) { chance.between(1, 2) as u32 } else { 0 },
+            undo: chance.percent(15),
+            fork: chance.percent(6).then(|| chance.draw()),
+            patches,
+            hook: chance.percent(12).then(|| *chance.one_of(&[Hook::Final, Hook::All])),
         }
+    }
+
+    /// The step from which on it is forked.
+    pub fn fork_from(&self) -> Option<&str> {
+        let names: Vec<&str> = self.program.steps().map(|step| step.name.as_str()).collect();
+        let at = self.fork?.checked_rem(names.len() as u64)?;
+        names.get(at as usize).copied()
+    }
+
+    /// The task, with a new id, and with its webhook if there is a receiver at `url`.
+    pub fn task_told_to(&self, url: Option<&str>) -> NewTask {
+        let mut task = self.task();
+        if let (Some(hook), Some(url)) = (self.hook, url) {
+            let events = if hook == Hook::All { vec!["*".to_owned()] } else { Vec::new() };
+            task.webhook = Some(longhaul::Webhook { url: url.to_owned(), events });
+            task.tags.insert(Hook::TAG.to_owned(), hook.name().to_owned());
+        }
+        task
     }
 
     /// The task, with a new id.
@@ -253,7 +334,11 @@ impl Draw {
 
     fn op(&mut self, number: u64, depth: u32) -> Op {
         match self.chance.between(1, 100) {
-            1..=66 => Op::Step(self.step()),
+            1..=60 => Op::Step(self.step()),
+            61..=66 => {
+                let lock = (*self.chance.one_of(&LOCKS)).to_owned();
+                Op::Locked { lock, step: Step { ms: self.chance.between(5, 40), ..self.step() } }
+            }
             67..=74 => Op::Together((0..self.chance.between(2, 4)).map(|_| self.step()).collect()),
             75..=80 => Op::Sleep { ms: self.chance.between(1, 250) },
             81..=84 => {
@@ -320,7 +405,8 @@ mod tests {
             .map(|op| serde_json::to_value(op).expect("writes").to_string())
             .map(|text| text.trim_start_matches(['{', '"']).chars().take_while(|letter| *letter != '"').collect())
             .collect();
-        let all = ["ask", "child", "dangerous", "publish", "signal", "sleep", "step", "together"];
+        let all =
+            ["ask", "child", "dangerous", "locked", "note", "publish", "signal", "sleep", "step", "together"];
         assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), all);
         for plan in &plans {
             let names: Vec<&str> = plan.program.steps().map(|step| step.name.as_str()).collect();
@@ -329,5 +415,9 @@ mod tests {
         assert!(plans.iter().any(|plan| plan.cancel_after_ms.is_some()));
         assert!(plans.iter().any(|plan| plan.timeout_ms.is_some()));
         assert!(plans.iter().any(|plan| plan.same == Same::Equal));
+        assert!(plans.iter().any(|plan| plan.resumes > 0) && plans.iter().any(|plan| plan.undo));
+        assert!(
+            plans.iter().any(|plan| plan.fork_from().is_some()) && plans.iter().any(|plan| plan.hook.is_some())
+        );
     }
 }

@@ -39,6 +39,43 @@ pub enum Ask {
         /// Whether what the approver saw is what was asked for.
         right: bool,
     },
+    /// A submit over HTTP: the server makes the id.
+    Post {
+        /// The number of the program.
+        number: u64,
+        /// Its owner.
+        tenant: String,
+        /// The header `Idempotency-Key`.
+        key: Option<String>,
+        /// What makes equal submits equal, where that was asked for.
+        equal: Option<u64>,
+    },
+    /// A task that ended is to be opened again.
+    Resume {
+        /// Which task.
+        task: TaskId,
+    },
+    /// What a task did is to be undone, by a task of its own; the answer names that one.
+    Undo {
+        /// Which task.
+        task: TaskId,
+    },
+    /// A fork; the answer names it.
+    Fork {
+        /// Of which task.
+        task: TaskId,
+        /// From which step on.
+        from: String,
+    },
+    /// The state's goal, a number, is to be this one, if the state still has the version that was read.
+    Patch {
+        /// Of which task.
+        task: TaskId,
+        /// The version that was read.
+        version: u64,
+        /// The number.
+        goal: u64,
+    },
     /// Anything else: a signal, an answer, a denial, a decision.
     Other {
         /// Which task.
@@ -95,6 +132,24 @@ pub struct Stream {
     pub events: Vec<(u64, u64)>,
     /// Whether the end was reached.
     pub ended: bool,
+    /// Who read it, if that one read from the first event to the end; the streams of one reader follow each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader: Option<u64>,
+}
+
+/// What someone was shown over HTTP.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sight {
+    /// Whose token it was.
+    pub tenant: String,
+    /// What was asked for.
+    pub what: String,
+    /// The status of the answer.
+    pub status: u16,
+    /// Whether it was another tenant's, asked for on purpose.
+    pub foreign: bool,
+    /// The tenants whose markers the answer carries.
+    pub carries: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -103,6 +158,7 @@ enum Record {
     Asked { number: u64, who: String, at: i64, what: Ask },
     Answered { number: u64, who: String, at: i64, what: Answer },
     Read { what: Stream },
+    Saw { what: Sight },
 }
 
 /// The records of one client.
@@ -147,6 +203,19 @@ impl Records {
         self.file.append(&Record::Read { what })
     }
 
+    /// Notes what was shown.
+    pub fn saw(&self, what: Sight) -> std::io::Result<()> {
+        self.file.append(&Record::Saw { what })
+    }
+
+    /// What was shown over HTTP.
+    pub fn sights(folder: &Path) -> std::io::Result<Vec<Sight>> {
+        let records = Appended::read::<Record>(&folder.join("records"))?.into_iter();
+        Ok(records
+            .filter_map(|record| if let Record::Saw { what } = record { Some(what) } else { None })
+            .collect())
+    }
+
     /// All records of a folder.
     pub fn read(folder: &Path) -> std::io::Result<(Vec<Asked>, Vec<Stream>)> {
         Ok(gathered(Appended::read::<Record>(&folder.join("records"))?))
@@ -174,6 +243,7 @@ fn gathered(records: Vec<Record>) -> (Vec<Asked>, Vec<Stream>) {
                 }
             }
             Record::Read { what } => streams.push(what),
+            Record::Saw { .. } => {}
         }
     }
     (asked, streams)

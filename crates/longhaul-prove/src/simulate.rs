@@ -23,6 +23,7 @@ use crate::people::help;
 use crate::process::{listen, one_task, worker_of};
 use crate::program::{KEYS, Plan, Same, TENANTS};
 use crate::records::Records;
+use crate::via::Via;
 
 mod many;
 
@@ -269,7 +270,7 @@ impl Simulator {
         post.starts += 1;
         post.process = Process::new();
         let (way, process) = (post.way.clone(), post.process.clone());
-        let records = Records::in_memory(&self.records, &format!("{number}/{}", post.starts));
+        let records = Arc::new(Records::in_memory(&self.records, &format!("{number}/{}", post.starts)));
         post.done = Some(match post.role.clone() {
             Role::Worker { slots } => {
                 post.process.spawn(async move { work(database.connect(&way), outside, slots, lease).await })
@@ -283,7 +284,8 @@ impl Simulator {
                 .spawn(async move { submit_all(&process, database.connect(&way), records, plans).await }),
             Role::People => {
                 let world = outside.world.clone();
-                post.process.spawn(async move { help(database.connect(&way), world, records, PEOPLE_PAUSE).await })
+                post.process
+                    .spawn(async move { help(database.connect(&way), world, records, None, PEOPLE_PAUSE).await })
             }
         });
     }
@@ -440,15 +442,20 @@ async fn hear(client: Client, ledger: Ledger, lease: Duration) -> Result<(), Any
 }
 
 /// Submits what is left, each at its time, and waits until it has been told everything.
-async fn submit_all(process: &Process, client: Client, records: Records, plans: Plans) -> Result<(), Anyhow> {
-    let (records, mut tasks) = (Arc::new(records), Vec::new());
+async fn submit_all(process: &Process, client: Client, records: Arc<Records>, plans: Plans) -> Result<(), Anyhow> {
+    let mut tasks = Vec::new();
     let lock = || plans.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let Some(at) = lock().front().map(|(at, _)| *at) else { break };
         sleep_until(at).await;
         // Once begun it is not begun again: nobody knows what came of it when this process dies.
         let Some((_, plan)) = lock().pop_front() else { break };
-        tasks.push(process.spawn(one_task(client.for_tenant(plan.tenant), Arc::clone(&records), plan)));
+        tasks.push(process.spawn(one_task(
+            Via::Library(client.for_tenant(plan.tenant)),
+            Arc::clone(&records),
+            plan,
+            None,
+        )));
     }
     for task in tasks {
         task.await??;

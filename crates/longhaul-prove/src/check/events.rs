@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use longhaul::TaskId;
 
 use super::{Found, View};
+use crate::history::Fact;
 use crate::ledger::{What, digest};
+use crate::records::Stream;
 
 /// I6: events are 1..n, the final one is last unless a resume follows it, and what readers read is the log.
 pub(super) fn gapless(view: &View<'_>, found: &mut Found<'_>) {
@@ -27,6 +29,7 @@ pub(super) fn gapless(view: &View<'_>, found: &mut Found<'_>) {
         }
     }
     read_as_stored(view, found);
+    read_as_a_whole(view, found);
 }
 
 /// What each event says, by task and number.
@@ -37,8 +40,6 @@ fn logs(view: &View<'_>) -> BTreeMap<TaskId, Vec<u64>> {
 
 fn read_as_stored(view: &View<'_>, found: &mut Found<'_>) {
     let logs = logs(view);
-    // Where each reader's union ends: its streams follow each other.
-    let mut ends: BTreeMap<TaskId, u64> = BTreeMap::new();
     for stream in &view.history.streams {
         let Some(log) = logs.get(&stream.task) else {
             found.of(stream.task, "it was read, and is not in the store");
@@ -56,10 +57,38 @@ fn read_as_stored(view: &View<'_>, found: &mut Found<'_>) {
             }
         }
         let end = stream.events.last().map_or(stream.after, |(seq, _)| *seq);
-        if stream.ended && end != log.len() as u64 {
+        // Unless a resume follows it.
+        let task = view.history.tasks.get(&stream.task);
+        let is_end = |task: &Fact| task.events.get(end as usize - 1).is_some_and(longhaul::Event::is_final);
+        if stream.ended && !(end > 0 && task.is_some_and(is_end)) {
             found.of(stream.task, format!("a reader was told that {end} is the last event of {}", log.len()));
         }
-        ends.entry(stream.task).and_modify(|known| *known = end.max(*known)).or_insert(end);
+    }
+}
+
+/// What each reader read that was to read everything is the log, from its first event to its end: each of its streams begins where the
+/// one before it ended, and the last one came to the end.
+fn read_as_a_whole(view: &View<'_>, found: &mut Found<'_>) {
+    let mut readers: BTreeMap<(u64, TaskId), Vec<&Stream>> = BTreeMap::new();
+    for stream in &view.history.streams {
+        if let Some(reader) = stream.reader {
+            readers.entry((reader, stream.task)).or_default().push(stream);
+        }
+    }
+    for ((reader, task), streams) in readers {
+        let mut next = 0;
+        for stream in &streams {
+            if stream.after != next {
+                found.of(
+                    task,
+                    format!("reader {reader} had read up to {next}, and went on after {}", stream.after),
+                );
+            }
+            next = stream.events.last().map_or(stream.after, |(seq, _)| *seq);
+        }
+        if !streams.last().is_some_and(|stream| stream.ended) {
+            found.of(task, format!("reader {reader} never came to the end; it has read up to {next}"));
+        }
     }
 }
 
@@ -101,9 +130,9 @@ pub(super) fn delivered(view: &View<'_>, found: &mut Found<'_>) {
 mod tests {
     use super::super::testing::*;
     use super::*;
-    use crate::history::{Fact, History};
-    use crate::records::Stream;
+    use crate::history::History;
     use longhaul::State;
+    use serde_json::json;
 
     fn good() -> Fact {
         fact(vec![], State::Completed).submitted().started(1).ended(1)
@@ -132,7 +161,7 @@ mod tests {
             .map(|event| (event.seq, text(event)))
             .collect();
         let ended = events.last().is_some_and(|(seq, _)| *seq == task.last_seq);
-        Stream { task: task.id, after, events, ended }
+        Stream { task: task.id, after, events, ended, reader: None }
     }
 
     #[test]
@@ -148,6 +177,33 @@ mod tests {
         assert_eq!(broken(&with(vec![otherwise])), [6]);
         let cut = Stream { ended: true, ..read(&task, 0, 2) };
         assert_eq!(broken(&with(vec![cut])), [6]);
+    }
+
+    #[test]
+    fn an_end_that_a_resume_follows_is_one_and_an_end_in_the_middle_breaks_i6() {
+        let opened = |kind: &str| {
+            let task = fact(vec![], State::Completed).submitted().started(1).told(1, kind, None, json!({}));
+            task.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).ended(3)
+        };
+        let with = |task: Fact| {
+            let early = Stream { ended: true, ..read(&task, 0, 3) };
+            broken(&History { streams: vec![early], ..history([task], vec![]) })
+        };
+        assert_eq!(with(opened("task.failed")), [] as [u8; 0]);
+        assert_eq!(with(opened("step.failed")), [6]);
+    }
+
+    #[test]
+    fn a_reader_that_does_not_come_to_the_end_or_leaves_something_out_breaks_i6() {
+        let task = good();
+        let with = |streams: Vec<Stream>| {
+            let streams = streams.into_iter().map(|stream| Stream { reader: Some(7), ..stream }).collect();
+            broken(&History { streams, ..history([task.clone()], vec![]) })
+        };
+        assert_eq!(with(vec![read(&task, 0, 2), read(&task, 2, 0), read(&task, 2, 9)]), [] as [u8; 0]);
+        assert_eq!(with(vec![read(&task, 0, 2)]), [6], "it never ended");
+        assert_eq!(with(vec![read(&task, 0, 1), read(&task, 2, 9)]), [6], "one is missing");
+        assert_eq!(with(vec![read(&task, 0, 2), read(&task, 1, 9)]), [6], "one is read twice");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use longhaul::{AskStatus, State, TaskId};
 
+use super::lives::{generation_in, is_resumed, lives};
 use super::runs::of_undo;
 use super::{Found, View};
 use crate::history::Fact;
@@ -21,6 +22,9 @@ pub(super) fn nothing_after_the_end(view: &View<'_>, found: &mut Found<'_>) {
     for asked in &view.history.asked {
         let (Ask::Cancel { task }, Answer::Done { state, .. }) = (&asked.ask, &asked.answer) else { continue };
         let Some(fact) = view.history.tasks.get(task) else { continue };
+        if fact.events.iter().any(is_resumed) {
+            continue;
+        }
         if fact.state == State::Completed {
             found.of(*task, format!("a cancel was acknowledged (the task was {state:?} then), and it completed"));
         }
@@ -36,8 +40,12 @@ fn begins_carefully(task: &Fact, event: &longhaul::Event) -> bool {
 }
 
 fn after_cancel(task: &Fact, found: &mut Found<'_>) {
-    let Some(cancel) = task.events.iter().find(|event| event.kind == "task.cancel_requested") else { return };
-    for event in task.events.iter().filter(|event| event.seq > cancel.seq) {
+    lives(task).for_each(|life| after_cancel_in(task, life, found));
+}
+
+fn after_cancel_in(task: &Fact, life: &[longhaul::Event], found: &mut Found<'_>) {
+    let Some(cancel) = life.iter().find(|event| event.kind == "task.cancel_requested") else { return };
+    for event in life.iter().filter(|event| event.seq > cancel.seq) {
         if event.kind == "task.completed" || begins_carefully(task, event) {
             let (kind, seq) = (&event.kind, event.seq);
             found.of(
@@ -77,7 +85,7 @@ pub(super) fn approvals(view: &View<'_>, found: &mut Found<'_>) {
         }
     }
     for task in view.tasks() {
-        let mut used: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut used: BTreeMap<&str, BTreeSet<(&str, usize)>> = BTreeMap::new();
         for (step, calls) in view.begun(task.id) {
             let Some(amount) = task.program.dangerous(step) else { continue };
             for (call, at) in calls {
@@ -85,7 +93,8 @@ pub(super) fn approvals(view: &View<'_>, found: &mut Found<'_>) {
                     found.of(task.id, format!("step {step} was called without an approval"));
                     continue;
                 };
-                used.entry(approval).or_default().insert(step);
+                let generation = generation_in(task, step, call.fence);
+                used.entry(approval).or_default().insert((step, generation));
                 if given.get(&(task.id, approval)).is_none_or(|given| *given > at) {
                     found.of(task.id, format!("step {step} was called before anyone gave approval {approval}"));
                 }
@@ -149,6 +158,11 @@ mod tests {
         assert_eq!(broken(&won(&good, State::Running)), NONE);
         let completed = fact(vec![], State::Completed).submitted().started(1).ended(1);
         assert_eq!(broken(&won(&completed, State::Running)), [9]);
+        let again = |task: Fact| task.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).done(3, "b");
+        let mut resumed = again(good.clone());
+        resumed.state = State::Completed;
+        let resumed = resumed.ended(3);
+        assert_eq!(broken(&won(&resumed, State::Running)), NONE, "it was opened again");
     }
 
     fn dangerous() -> Fact {

@@ -1,13 +1,14 @@
-//! I2, I3, I4, I8 and I11: what runs wrote, recorded and called.
+//! I2, I3, I4 and I8: what runs wrote, recorded and called.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use longhaul::Event;
 
+use super::lives::{Generation, forgotten, generation_at, generation_in, is_resumed, recorded};
 use super::{Found, View};
 use crate::handler::Given;
 use crate::history::Fact;
-use crate::ledger::What;
+use crate::ledger::{Call, What};
 use crate::program::{PAUSES, TRIES};
 
 /// How much earlier than it should have been something may seem to be, microseconds: two clocks are compared.
@@ -76,31 +77,31 @@ pub(super) fn fences(view: &View<'_>, found: &mut Found<'_>) {
     }
 }
 
-/// Which run recorded the result of each step, and with which event.
-fn recorded(task: &Fact) -> BTreeMap<&str, &Event> {
-    let mut recorded = BTreeMap::new();
-    for event in task.events.iter().filter(|event| is(event, "step.completed") && !of_undo(event)) {
-        if let Some(step) = &event.step {
-            recorded.entry(step.as_str()).or_insert(event);
-        }
-    }
-    recorded
-}
-
 /// I3: at most one recorded result per step; who runs the handler again is given what was recorded.
 pub(super) fn results(view: &View<'_>, found: &mut Found<'_>) {
     for task in view.tasks() {
         let mut names = BTreeSet::new();
         for event in task.events.iter().filter(|event| is(event, "step.completed")) {
-            if !names.insert(event.step.as_deref()) {
-                found.of(task.id, format!("step {:?} was recorded twice", event.step));
+            let step = event.step.as_deref().unwrap_or_default();
+            // What the engine does for itself (asking for an approval) it does again in every life.
+            let own = task.program.step(step.trim_start_matches("undo ")).is_some();
+            let resumes = task.events.iter().filter(|other| is_resumed(other) && other.seq < event.seq).count();
+            let generation = if own { generation_at(task, step, event.seq) } else { resumes };
+            if !names.insert((step, generation)) {
+                found.of(task.id, format!("step {step} was recorded twice"));
             }
         }
         let recorded = recorded(task);
         for line in view.lines(task.id) {
             let What::Given { fence, step, result, .. } = &line.what else { continue };
+            let generation = generation_in(task, step, *fence);
             // Before its record is written a result can be given that is lost with the run.
-            let Some(record) = recorded.get(step.as_str()).filter(|record| *fence >= record.run) else { continue };
+            let record = recorded.get(&(step.as_str(), generation)).filter(|record| *fence >= record.run);
+            let Some(record) = record else { continue };
+            // What was undone before a resume is forgotten: the store shows what is there now.
+            if generation < forgotten(task, step) {
+                continue;
+            }
             let stored = task.results.get(step).and_then(|text| serde_json::from_str::<Given>(text).ok());
             match stored {
                 Some(stored) if stored.result == *result => {}
@@ -122,14 +123,21 @@ pub(super) fn results(view: &View<'_>, found: &mut Found<'_>) {
 pub(super) fn calls(view: &View<'_>, found: &mut Found<'_>) {
     for task in view.tasks() {
         let recorded = recorded(task);
+        let mut begun: BTreeMap<Generation<'_>, Vec<&Call>> = BTreeMap::new();
         for (step, calls) in view.begun(task.id) {
-            let keys: BTreeSet<&str> = calls.iter().map(|(call, _)| call.key.as_str()).collect();
+            for (call, _) in calls {
+                begun.entry((step, generation_in(task, step, call.fence))).or_default().push(call);
+            }
+        }
+        for (of, calls) in begun {
+            let step = of.0;
+            let keys: BTreeSet<&str> = calls.iter().map(|call| call.key.as_str()).collect();
             if keys.len() > 1 {
                 found.of(task.id, format!("step {step} was called with several keys: {keys:?}"));
             }
-            if let Some(record) = recorded.get(step) {
+            if let Some(record) = recorded.get(&of) {
                 let attempt = record.data["attempt"].as_u64().unwrap_or(0);
-                for (call, _) in &calls {
+                for call in &calls {
                     let later = (call.fence, u64::from(call.attempt)) > (record.run, attempt);
                     if call.fence > record.run || (call.fence == record.run && later) {
                         let (run, tried) = (call.fence, call.attempt);
@@ -141,7 +149,7 @@ pub(super) fn calls(view: &View<'_>, found: &mut Found<'_>) {
                 }
             }
             let careful = task.program.step(step).is_some_and(|step| step.effect.needs_intent());
-            let allowed = 1 + known_not_to_have_happened(view, task, step);
+            let allowed = 1 + known_not_to_have_happened(view, task, of);
             if careful && calls.len() > allowed {
                 found.of(
                     task.id,
@@ -153,14 +161,16 @@ pub(super) fn calls(view: &View<'_>, found: &mut Found<'_>) {
 }
 
 /// How often it was found that a call of a step had not had its effect.
-fn known_not_to_have_happened(view: &View<'_>, task: &Fact, step: &str) -> usize {
+fn known_not_to_have_happened(view: &View<'_>, task: &Fact, (step, generation): Generation<'_>) -> usize {
+    let of_it = |call: &Call| call.step == step && generation_in(task, step, call.fence) == generation;
     let said = view.lines(task.id).iter().filter(|line| match &line.what {
-        What::Failed(call) => call.step == step,
-        What::Verified { call, happened } => call.step == step && !happened,
+        What::Failed(call) => of_it(call),
+        What::Verified { call, happened } => of_it(call) && !happened,
         _ => false,
     });
     let decided = task.events.iter().filter(|event| {
-        is(event, "step.decided") && event.step.as_deref() == Some(step) && event.data["decision"] == "retry"
+        let of_it = event.step.as_deref() == Some(step) && generation_at(task, step, event.seq) == generation;
+        is(event, "step.decided") && of_it && event.data["decision"] == "retry"
     });
     said.count() + decided.count()
 }
@@ -234,48 +244,6 @@ fn bounds(failures: u32) -> (i64, i64) {
     (most / 2, most)
 }
 
-/// I11: no more tasks of a tenant with one concurrency key are at work at once than may be. Only calls whose result their own run
-/// recorded count: those happened while the task held its place for certain.
-pub(super) fn limits(view: &View<'_>, found: &mut Found<'_>) {
-    let tenants: BTreeSet<&str> = view.tasks().map(|task| task.tenant.as_str()).collect();
-    let limits = view.history.setup.limits.iter();
-    for (tenant, (key, max)) in limits.flat_map(|limit| tenants.iter().map(move |tenant| (*tenant, limit))) {
-        // When each call began and ended, and of which task.
-        let mut edges: Vec<(i64, i32, usize)> = Vec::new();
-        let shares = |task: &&Fact| task.tenant == tenant && task.concurrency_key.as_deref() == Some(key);
-        let tasks: Vec<&Fact> = view.tasks().filter(shares).collect();
-        for (number, task) in tasks.iter().enumerate() {
-            let recorded = recorded(task);
-            let begun = view.begun(task.id);
-            for line in view.lines(task.id) {
-                let What::Did(call) = &line.what else { continue };
-                if recorded.get(call.step.as_str()).is_none_or(|record| record.run != call.fence) {
-                    continue;
-                }
-                let calls = begun.get(call.step.as_str()).into_iter().flatten();
-                let began = calls
-                    .filter(|(other, at)| other.fence == call.fence && *at <= line.at)
-                    .map(|(_, at)| *at)
-                    .max();
-                edges.extend(began.map(|at| (at, 1, number)));
-                edges.extend(began.map(|_| (line.at, -1, number)));
-            }
-        }
-        // An end comes before a begin at the same moment.
-        edges.sort_by_key(|(at, change, _)| (*at, *change));
-        let mut at_work: BTreeMap<usize, i32> = BTreeMap::new();
-        for (_, change, task) in edges {
-            *at_work.entry(task).or_default() += change;
-            at_work.retain(|_, calls| *calls > 0);
-            if at_work.len() > *max as usize {
-                let ids: Vec<String> = at_work.keys().map(|number| tasks[*number].id.to_string()).collect();
-                found.of(tasks[task].id, format!("'{key}' allows {max} at once; at work were {}", ids.join(", ")));
-                break;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::*;
@@ -345,6 +313,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_undone_may_start_again_when_the_task_is_resumed_and_only_under_a_new_key() {
+        let first = fact(vec![undoable("a")], State::Completed).submitted().started(1).done(1, "a").undone(1, "a");
+        let ended = first.told(1, "task.failed", None, json!({}));
+        let first_life = ended.clone();
+        let mut task = ended.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).done(3, "a").ended(3);
+        task.results.insert("a".into(), json!({"result": 8, "marker": "m"}).to_string());
+        let call = |fence, key: &str| Call { key: key.into(), ..task.call("a", 1, fence) };
+        let given = |fence, result| line(0, What::Given { task: task.id, fence, step: "a".into(), result });
+        let run = |calls: Vec<Call>, result| {
+            let mut lines: Vec<_> = calls.into_iter().map(|call| line(0, What::Begin(call))).collect();
+            lines.extend([given(1, 7), given(3, result)]);
+            broken(&history([task.clone()], lines))
+        };
+        assert_eq!(run(vec![call(1, "a"), call(3, "a~2")], 8), NONE);
+        assert_eq!(run(vec![call(1, "a"), call(3, "a~2"), call(4, "a~2")], 8), [4], "after its second record");
+        assert_eq!(run(vec![call(1, "a"), call(3, "a~2")], 7), [3], "the result of the first life");
+        let mut cut_short = first_life.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).ended(3);
+        cut_short.state = State::Completed;
+        let given = line(0, What::Given { task: cut_short.id, fence: 1, step: "a".into(), result: 7 });
+        assert_eq!(broken(&history([cut_short], vec![given])), NONE, "it is forgotten, and did not start again");
+        let kept = fact(vec![undoable("a")], State::Completed).submitted().started(1).done(1, "a");
+        let kept = kept.told(0, "task.resumed", None, json!({"by": "ann"})).started(3).done(3, "a").ended(3);
+        assert!(!found(3, &history([kept], vec![])).is_empty(), "it was not undone");
+    }
+
+    #[test]
     fn too_many_tries_and_pauses_that_are_not_kept_break_i8() {
         let failed = |attempt: u32, pause: u64| {
             fact(vec![step("a", Effect::Idempotent)], State::Completed)
@@ -367,32 +361,5 @@ mod tests {
         let mut often = good();
         often.attempts = 4;
         assert_eq!(broken(&history([often], vec![])), [8]);
-    }
-
-    #[test]
-    fn two_at_work_where_one_may_be_break_i11() {
-        let limited = || {
-            let mut task = fact(vec![step("a", Effect::Idempotent)], State::Completed);
-            task.concurrency_key = Some("one".into());
-            task.submitted().started(1).done(1, "a").ended(1)
-        };
-        let (one, two) = (limited(), limited());
-        let at_work = |task: &Fact, from, to| {
-            let call = task.call("a", 1, 1);
-            [line(from, What::Begin(call.clone())), line(to, What::Did(call))]
-        };
-        let run = |second: i64| {
-            let mut lines: Vec<_> = at_work(&one, 10, 20).into_iter().collect();
-            lines.extend(at_work(&two, second, second + 10));
-            let mut history = history([one.clone(), two.clone()], lines);
-            history.setup.limits.insert("one".into(), 1);
-            history
-        };
-        assert_eq!(broken(&run(20)), NONE);
-        assert_eq!(broken(&run(15)), [11]);
-        let mut others = run(15);
-        let other = others.tasks.get_mut(&two.id).expect("there");
-        other.tenant = "beta".into();
-        assert_eq!(broken(&others), NONE, "a tenant has its own");
     }
 }

@@ -2,34 +2,59 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use longhaul::TaskId;
+use longhaul::{State, TaskId};
 
+use super::lives::is_resumed;
 use super::runs::lease_lost;
 use super::{Found, View};
-use crate::records::{Answer, Ask};
+use crate::records::{Answer, Ask, Sight};
 
 /// I1: every acknowledged task is there and has one final state, the one that its last event tells. An unknown submit made
 /// none or one; nobody else made any.
 pub(super) fn acknowledged(view: &View<'_>, found: &mut Found<'_>) {
     let tasks = &view.history.tasks;
-    let mut asked_for = BTreeSet::new();
+    let (mut asked_for, mut posted, mut copies) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for asked in &view.history.asked {
-        let Ask::Submit { id, .. } = &asked.ask else { continue };
-        asked_for.insert(*id);
+        match &asked.ask {
+            Ask::Post { number, tenant, .. } => {
+                posted.insert((tenant.as_str(), *number));
+                // Over HTTP, nothing that the suite submits is wrong.
+                if let Answer::Refused { why } = &asked.answer {
+                    found.any(format!("a submit of {tenant} was refused: {why}"));
+                }
+            }
+            Ask::Undo { task } | Ask::Fork { task, .. } => drop(copies.insert(*task)),
+            Ask::Submit { id, .. } => drop(asked_for.insert(*id)),
+            Ask::Resume { task } => {
+                let fact = tasks.get(task);
+                let opened = fact.is_some_and(|fact| fact.events.iter().any(is_resumed));
+                let done = matches!(&asked.answer, Answer::Done { state, .. } if *state == Some(State::Pending));
+                if done && !opened {
+                    found.of(*task, "it was opened again, and no event tells of it");
+                }
+                continue;
+            }
+            _ => continue,
+        }
         if let Answer::Done { task, .. } = &asked.answer
             && !tasks.contains_key(task)
         {
             found.of(*task, "it was acknowledged, and is not in the store");
         }
-        if let Answer::Refused { why } = &asked.answer
+        if let (Ask::Submit { id, .. }, Answer::Refused { why }) = (&asked.ask, &asked.answer)
             && tasks.contains_key(id)
         {
             found.of(*id, format!("it was refused ({why}), and is in the store"));
         }
     }
     for task in view.tasks() {
-        let known = asked_for.contains(&task.id) || task.parent.is_some_and(|parent| tasks.contains_key(&parent));
-        if !asked_for.is_empty() && !known {
+        let known = asked_for.contains(&task.id)
+            || task.parent.is_some_and(|parent| tasks.contains_key(&parent))
+            || task.undo_of.or(task.fork_of).is_some_and(|of| copies.contains(&of))
+            || (task.is_root() && posted.contains(&(task.tenant.as_str(), task.program.number)))
+            || (task.tags.contains_key("schedule") && view.history.setup.ticks.contains_key(&task.tenant));
+        let anything = !asked_for.is_empty() || !posted.is_empty();
+        if anything && !known {
             found.of(task.id, "nobody asked for it");
         }
         // Those that are not over are for I14.
@@ -39,8 +64,7 @@ pub(super) fn acknowledged(view: &View<'_>, found: &mut Found<'_>) {
             found.of(task.id, format!("it is {}, and its last final event tells {told:?}", task.state));
         }
         let finals = task.events.iter().filter(|event| event.is_final()).count();
-        let resumed =
-            task.events.iter().filter(|event| event.kind == "task.resumed" && event.data["by"] != "time");
+        let resumed = task.events.iter().filter(|event| is_resumed(event));
         if finals > 1 + resumed.count() {
             found.of(task.id, format!("it ended {finals} times"));
         }
@@ -53,10 +77,14 @@ pub(super) fn one_key_one_task(view: &View<'_>, found: &mut Found<'_>) {
     type Ids = BTreeSet<TaskId>;
     let mut meant: BTreeMap<(&str, String), (Ids, Ids)> = BTreeMap::new();
     for asked in &view.history.asked {
-        let Ask::Submit { id, tenant, key, equal } = &asked.ask else { continue };
+        let (id, tenant, key, equal) = match &asked.ask {
+            Ask::Submit { id, tenant, key, equal } => (Some(*id), tenant, key, equal),
+            Ask::Post { tenant, key, equal, .. } => (None, tenant, key, equal),
+            _ => continue,
+        };
         let Some(name) = key.clone().or(equal.map(|digest| format!("equal to {digest:x}"))) else { continue };
         let (tasks, ids) = meant.entry((tenant, name)).or_default();
-        ids.insert(*id);
+        ids.extend(id);
         if let Answer::Done { task, .. } = &asked.answer {
             tasks.insert(*task);
         }
@@ -67,6 +95,51 @@ pub(super) fn one_key_one_task(view: &View<'_>, found: &mut Found<'_>) {
         let all: Vec<&TaskId> = tasks.union(&made).collect();
         if all.len() > 1 {
             found.of(*all[0], format!("'{key}' of {tenant} stands for {} tasks: {all:?}", all.len()));
+        }
+    }
+    one_submit_one_task(view, found);
+    one_tick_one_task(view, found);
+}
+
+/// However often it was repeated, what a client submitted over HTTP is one task: also where nobody was told of it.
+fn one_submit_one_task(view: &View<'_>, found: &mut Found<'_>) {
+    let mut made: BTreeMap<(&str, u64), Vec<TaskId>> = BTreeMap::new();
+    for task in view.tasks().filter(|task| task.is_root()) {
+        made.entry((&task.tenant, task.program.number)).or_default().push(task.id);
+    }
+    let posted = view.history.asked.iter().filter_map(|asked| match &asked.ask {
+        Ask::Post { tenant, number, .. } => Some((tenant.as_str(), *number)),
+        _ => None,
+    });
+    for posted in posted.collect::<BTreeSet<_>>() {
+        if let Some(tasks) = made.get(&posted).filter(|tasks| tasks.len() > 1) {
+            found.of(tasks[0], format!("submit {} of {} made {tasks:?}", posted.1, posted.0));
+        }
+    }
+}
+
+/// Every tick of a schedule has one task, from the first to the last that there is.
+fn one_tick_one_task(view: &View<'_>, found: &mut Found<'_>) {
+    for (tenant, (first, every)) in &view.history.setup.ticks {
+        let mut ticks: BTreeMap<i64, Vec<TaskId>> = BTreeMap::new();
+        for task in view.tasks().filter(|task| task.tenant == *tenant && task.undo_of.or(task.fork_of).is_none()) {
+            let Some(tick) = task.tags.get("tick") else { continue };
+            match tick.parse::<jiff::Timestamp>() {
+                Ok(tick) => ticks.entry(tick.as_microsecond()).or_default().push(task.id),
+                Err(_) => found.of(task.id, format!("its tick is '{tick}'")),
+            }
+        }
+        for (tick, tasks) in ticks.iter().filter(|(_, tasks)| tasks.len() > 1) {
+            found.of(tasks[0], format!("tick {tick} of {tenant} has {} tasks: {tasks:?}", tasks.len()));
+        }
+        let Some(last) = ticks.keys().next_back() else { continue };
+        let (mut tick, mut missing) = (*first, 0);
+        while tick <= *last {
+            missing += u32::from(!ticks.contains_key(&tick));
+            tick += every;
+        }
+        if missing > 0 || ticks.keys().any(|tick| (tick - first) % every != 0) {
+            found.any(format!("{missing} ticks of {tenant} have no task: {} do, from {first} on", ticks.len()));
         }
     }
 }
@@ -80,6 +153,15 @@ pub(super) fn no_foreign_marker(view: &View<'_>, found: &mut Found<'_>) {
     }
     for task in &view.history.seen_by_others {
         found.of(*task, "another tenant was given it");
+    }
+    for Sight { tenant, what, status, foreign, carries } in &view.history.sights {
+        if let Some(other) = carries.iter().find(|other| *other != tenant) {
+            found.any(format!("{tenant} asked for {what}, and the answer carries the marker of {other}"));
+        }
+        // As for any that is not there. 5xx: nobody looked.
+        if *foreign && *status != 404 && *status < 500 {
+            found.any(format!("{tenant} asked for {what} of another tenant, and was answered {status}"));
+        }
     }
 }
 
@@ -124,7 +206,6 @@ mod tests {
     use crate::history::{Fact, History, carried};
     use crate::program::marker;
     use crate::records::Asked;
-    use longhaul::State;
 
     const NONE: [u8; 0] = [];
 
@@ -179,6 +260,59 @@ mod tests {
         assert_eq!(broken(&with(done(two.id), [one.clone(), two.clone()])), [10]);
         let unknown = Answer::Unknown { why: String::new() };
         assert_eq!(broken(&with(unknown, [one.clone(), two.clone()])), [10], "made, and nobody was told");
+    }
+
+    fn post(number: u64, answer: Answer) -> Asked {
+        let (tenant, key) = ("default".into(), Some(format!("k{number}")));
+        Asked { ask: Ask::Post { number, tenant, key, equal: None }, answer, began: 0, ended: Some(1) }
+    }
+
+    #[test]
+    fn what_is_submitted_over_http_and_lost_refused_or_made_twice_breaks_i1_or_i10() {
+        let (one, two) = (good(), good());
+        let with = |asked: Vec<Asked>, tasks: Vec<Fact>| broken(&History { asked, ..history(tasks, vec![]) });
+        let unknown = || Answer::Unknown { why: "cut".into() };
+        assert_eq!(with(vec![post(0, unknown()), post(0, done(one.id))], vec![one.clone()]), NONE);
+        assert_eq!(with(vec![post(0, unknown())], vec![]), NONE, "none");
+        assert_eq!(with(vec![post(0, done(one.id))], vec![]), [1], "it was acknowledged");
+        assert_eq!(with(vec![post(0, Answer::Refused { why: "401".into() })], vec![]), [1]);
+        assert_eq!(with(vec![post(1, unknown())], vec![one.clone()]), [1], "another one was asked for");
+        assert_eq!(with(vec![post(0, unknown()), post(0, done(two.id))], vec![one, two]), [10]);
+    }
+
+    #[test]
+    fn a_tick_without_a_task_and_one_with_two_break_i10() {
+        let tick = |second: i64| {
+            let mut task = good();
+            let at = jiff::Timestamp::from_second(second).expect("a time").to_string();
+            task.tags = [("schedule", "s"), ("tick", at.as_str())].map(|(k, v)| (k.into(), v.into())).into();
+            task
+        };
+        let with = |ticks: &[i64]| {
+            let mut history = history(ticks.iter().map(|second| tick(*second)), vec![]);
+            history.setup.ticks.insert("default".into(), (5_000_000, 1_000_000));
+            broken(&history)
+        };
+        assert_eq!(with(&[5, 6, 7]), NONE);
+        assert_eq!(with(&[5, 6, 6, 7]), [10]);
+        assert_eq!(with(&[5, 7]), [10]);
+        assert_eq!(with(&[6, 7]), [10], "the first is missing");
+    }
+
+    #[test]
+    fn an_answer_with_another_tenants_marker_and_another_tenants_task_break_i12() {
+        let with = |status, foreign, carries: &[&str]| {
+            let (tenant, what) = ("default".into(), "/v1/tasks".into());
+            let carries = carries.iter().map(|tenant| (*tenant).to_owned()).collect();
+            let sights = vec![Sight { tenant, what, status, foreign, carries }];
+            broken(&History { sights, ..history([good()], vec![]) })
+        };
+        assert_eq!(with(200, false, &["default"]), NONE);
+        assert_eq!(with(404, true, &[]), NONE);
+        assert_eq!(with(503, true, &[]), NONE, "nobody looked");
+        assert_eq!(with(200, false, &["default", "beta"]), [12]);
+        assert_eq!(with(200, true, &[]), [12]);
+        assert_eq!(with(409, true, &[]), [12], "it says that there is one");
     }
 
     #[test]
