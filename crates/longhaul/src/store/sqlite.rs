@@ -41,6 +41,7 @@ mod sessions;
 mod submit;
 mod subscribers;
 mod sweep;
+mod turn;
 mod writer;
 
 use writer::Writer;
@@ -290,7 +291,7 @@ impl Readers {
 /// Checks the library, sets the pragmas and brings the schema up to date.
 fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError> {
     trust_library(rusqlite::version_number())?;
-    connection.busy_timeout(Duration::from_secs(10)).map_err(store_error)?;
+    turn::wait_evenly(connection).map_err(store_error)?;
     connection.set_prepared_statement_cache_capacity(128);
     // One plan per statement, whatever is bound to it; without this, some statements would be
     // planned anew at every call.
