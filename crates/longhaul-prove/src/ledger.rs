@@ -67,6 +67,15 @@ pub enum What {
         /// What it said, as [`digest`] has it.
         digest: u64,
     },
+    /// An event arrived at the broker.
+    Arrived {
+        /// The task.
+        task: TaskId,
+        /// The event's number.
+        seq: u64,
+        /// What it said, as [`digest`] has it.
+        digest: u64,
+    },
 }
 
 /// A call to the outside.

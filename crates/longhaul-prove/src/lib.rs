@@ -3,21 +3,25 @@
 //!
 //! The rooms: [`program`] (what tasks do, drawn from a seed), [`handler`] (does it), [`ledger`] (what really happened,
 //! noted outside of the product), [`records`] (what clients were told), [`people`] (who answer, approve and decide),
-//! [`process`] (workers, listeners and clients, which can be killed), [`server`] and [`bed`] (a store and everything around it), [`history`]
-//! (all that is known afterwards), [`check`] (the invariants over it), [`drive`] (which faults when), [`mutants`] (defects
+//! [`process`] (workers, listeners and clients, which can be killed), [`server`] and [`bed`] (a store and everything around it), [`disk`],
+//! [`proxy`] and [`broker`] (which fail on purpose), [`history`] (all that is known afterwards), [`check`] (the invariants over it), [`drive`] (which faults when), [`migrations`] (broken off and raced), [`mutants`] (defects
 //! that must be found), [`report`] (`docs/proof.md`).
 
 pub mod bed;
+pub mod broker;
 pub mod chance;
 pub mod check;
+pub mod disk;
 pub mod drive;
 pub mod handler;
 pub mod history;
 pub mod ledger;
+pub mod migrations;
 pub mod mutants;
 pub mod people;
 pub mod process;
 pub mod program;
+pub mod proxy;
 pub mod records;
 pub mod report;
 pub mod server;

@@ -7,8 +7,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use longhaul::faults::Mutant;
 use longhaul_prove::Anyhow;
-use longhaul_prove::bed::Kind;
-use longhaul_prove::drive::{Drive, Faults, drive};
+use longhaul_prove::bed::{Kind, setup};
+use longhaul_prove::broker::{PublisherArgs, publisher};
+use longhaul_prove::drive::{DiskFaults, Drive, Faults, NetworkFaults, Outcome, drive};
+use longhaul_prove::migrations::{Plan, TRY_AGAIN, migrate, migrations};
 use longhaul_prove::mutants::{breaks, run_of};
 use longhaul_prove::people::people;
 use longhaul_prove::process::{
@@ -30,6 +32,21 @@ enum Command {
     All(AllArgs),
     /// One run
     Run(RunArgs),
+    /// Migrations broken off half-way, and raced
+    Migrations {
+        /// The store
+        #[arg(long, value_enum, default_value = "sqlite")]
+        store: Kind,
+        /// The seed
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Points at which they are broken off, at most, on each of an empty and an old store
+        #[arg(long, default_value_t = 40)]
+        points: u64,
+        /// Races on each
+        #[arg(long, default_value_t = 10)]
+        races: u64,
+    },
     /// Runs mutants, each of which must be found
     Mutants {
         /// Only this one
@@ -39,6 +56,12 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// A process that sets a store up
+    #[command(hide = true)]
+    Setup(Place),
+    /// A process that opens a store, and so migrates it
+    #[command(hide = true)]
+    Migrate(Place),
     /// A worker process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -51,6 +74,9 @@ enum Command {
     /// A client process
     #[command(hide = true)]
     Client(ClientArgs),
+    /// A process that publishes events
+    #[command(hide = true)]
+    Publisher(PublisherArgs),
 }
 
 #[derive(clap::Args)]
@@ -122,6 +148,13 @@ struct RunArgs {
     /// Two clocks an hour off
     #[arg(long)]
     clocks: bool,
+    #[command(flatten)]
+    disk: DiskFaults,
+    #[command(flatten)]
+    network: NetworkFaults,
+    /// kill -9 of the broker that events are published to, which is started again
+    #[arg(long, default_value_t = 0)]
+    broker_kills: u32,
     /// How many tasks out of a hundred share a limit
     #[arg(long, default_value_t = 8)]
     limited: u64,
@@ -146,8 +179,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let migrates = matches!(arguments.command, Command::Migrate(_));
     match runtime.block_on(until_interrupted(arguments.command)) {
         Ok(true) => ExitCode::SUCCESS,
+        Ok(false) if migrates => ExitCode::from(TRY_AGAIN),
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("prove: {error}");
@@ -158,7 +193,8 @@ fn main() -> ExitCode {
 
 /// Runs it. An interrupt ends it as an error does: everything that was started is stopped.
 async fn until_interrupted(command: Command) -> Result<bool, Anyhow> {
-    if matches!(command, Command::Worker(_) | Command::Listener(_) | Command::People(_) | Command::Client(_)) {
+    if !matches!(command, Command::All(_) | Command::Run(_) | Command::Migrations { .. } | Command::Mutants { .. })
+    {
         end_with_the_driver()?;
         return run(command).await;
     }
@@ -174,14 +210,21 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
     match command {
         Command::All(args) => all(args).await,
         Command::Run(args) => one(args).await,
+        Command::Migrations { store, seed, points, races } => {
+            let plan = Plan { kind: store, seed, points, races };
+            Ok(migrated(&plan).await?.is_some_and(|ran| ran.outcome.is_clean()))
+        }
         Command::Mutants { only, seed } => {
             let hunts = hunt(only.as_deref(), seed).await?;
             Ok(hunts.iter().all(Hunted::is_caught))
         }
+        Command::Setup(place) => setup(place).await.map(|()| true),
+        Command::Migrate(place) => migrate(place).await,
         Command::Worker(args) => worker(args).await.map(|()| true),
         Command::Listener(args) => listener(args).await.map(|()| true),
         Command::People(place) => people(place).await.map(|()| true),
         Command::Client(args) => client(args).await.map(|()| true),
+        Command::Publisher(args) => publisher(args).await.map(|()| true),
     }
 }
 
@@ -199,6 +242,9 @@ async fn one(args: RunArgs) -> Result<bool, Anyhow> {
         every: Duration::from_millis(args.fault_every_ms),
         points: args.points,
         clocks: args.clocks,
+        disk: args.disk,
+        network: args.network,
+        broker: args.broker_kills,
     };
     let plan = Drive {
         kind: args.store,
@@ -217,22 +263,32 @@ async fn one(args: RunArgs) -> Result<bool, Anyhow> {
 
 /// Runs it and says what came of it; `None` where the store cannot be had.
 async fn ran(name: &str, plan: &Drive) -> Result<Option<Ran>, Anyhow> {
-    let Some(outcome) = drive(plan, &std::env::current_exe()?).await? else {
+    let outcome = drive(plan, &std::env::current_exe()?).await?;
+    Ok(told(name, plan.kind, plan.seed, outcome))
+}
+
+/// The same for migrations.
+async fn migrated(plan: &Plan) -> Result<Option<Ran>, Anyhow> {
+    let outcome = migrations(plan, &std::env::current_exe()?).await?;
+    Ok(told("migrations broken off and raced", plan.kind, plan.seed, outcome))
+}
+
+fn told(name: &str, kind: Kind, seed: u64, outcome: Option<Outcome>) -> Option<Ran> {
+    let Some(outcome) = outcome else {
         eprintln!(
-            "prove: skipped: {name} on {}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove",
-            plan.kind
+            "prove: skipped: {name} on {kind}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove"
         );
-        return Ok(None);
+        return None;
     };
-    let ran = Ran { name: name.to_owned(), store: plan.kind.to_string(), seed: plan.seed, outcome };
+    let ran = Ran { name: name.to_owned(), store: kind.to_string(), seed, outcome };
     for violation in ran.outcome.violations.iter().take(20) {
-        println!("    seed {}: {violation}", plan.seed);
+        println!("    seed {seed}: {violation}");
     }
     for spec in &ran.outcome.not_fired {
         println!("    {spec} did not fire");
     }
     println!("{}", line(&ran));
-    Ok(Some(ran))
+    Some(ran)
 }
 
 async fn hunt(only: Option<&str>, seed: u64) -> Result<Vec<Hunted>, Anyhow> {
@@ -250,6 +306,59 @@ async fn hunt(only: Option<&str>, seed: u64) -> Result<Vec<Hunted>, Anyhow> {
         hunts.push(hunted);
     }
     Ok(hunts)
+}
+
+/// One run for each kind of trouble with disk, network and server, and how many tasks it has.
+fn bad_disks_and_networks() -> [(&'static str, Kind, u64, Faults); 7] {
+    let every = Duration::from_millis(1_500);
+    let disk = |disk| Faults { kills: 5, every, disk, ..Faults::default() };
+    let network = |network| Faults { kills: 5, every, network, ..Faults::default() };
+    let (no_disk, no_network) = (DiskFaults::default(), NetworkFaults::default());
+    [
+        ("power losses", Kind::Sqlite, 4_000, disk(DiskFaults { power_losses: 40, ..no_disk })),
+        (
+            "full disks, failing fsyncs, power losses",
+            Kind::Sqlite,
+            4_000,
+            disk(DiskFaults { power_losses: 10, disk_full: 15, failed_syncs: 30 }),
+        ),
+        (
+            "a bad network",
+            Kind::Postgres,
+            4_000,
+            Faults {
+                every: Duration::from_millis(150),
+                ..network(NetworkFaults { cuts: 150, holds: 20, lost_answers: 150, ..no_network.clone() })
+            },
+        ),
+        (
+            "LISTEN lost",
+            Kind::Postgres,
+            1_000,
+            Faults {
+                every: Duration::from_millis(200),
+                ..network(NetworkFaults { deaf: 60, ..no_network.clone() })
+            },
+        ),
+        (
+            "no connections left",
+            Kind::Postgres,
+            1_000,
+            network(NetworkFaults { exhausted: 5, ..no_network.clone() }),
+        ),
+        (
+            "an old transaction",
+            Kind::Postgres,
+            2_000,
+            network(NetworkFaults { old_transaction: true, ..no_network.clone() }),
+        ),
+        (
+            "a full disk of the server",
+            Kind::Postgres,
+            2_000,
+            network(NetworkFaults { server_full: 6, ..no_network }),
+        ),
+    ]
 }
 
 async fn all(args: AllArgs) -> Result<bool, Anyhow> {
@@ -287,6 +396,14 @@ async fn all(args: AllArgs) -> Result<bool, Anyhow> {
             let plan = Drive { seed: args.seed + round, ..plan(kind, points, 500, Duration::from_millis(15)) };
             runs.extend(ran("every failpoint", &plan).await?);
         }
+    }
+    for (name, kind, tasks, faults) in bad_disks_and_networks() {
+        runs.extend(ran(name, &plan(kind, faults, tasks, Duration::from_millis(15))).await?);
+    }
+    for kind in [Kind::Sqlite, Kind::Postgres] {
+        let broker = Faults { kills: 5, every: Duration::from_millis(1_500), broker: 8, ..Faults::default() };
+        runs.extend(ran("the broker killed", &plan(kind, broker, 1_000, Duration::from_millis(15))).await?);
+        runs.extend(migrated(&Plan { kind, seed: args.seed, points: 60, races: 20 }).await?);
     }
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let report = |hunts: &[Hunted]| match &args.report {

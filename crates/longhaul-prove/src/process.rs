@@ -108,7 +108,8 @@ pub async fn worker(args: WorkerArgs) -> Result<(), Anyhow> {
     Ok(worker.run(told_to_end()?).await?)
 }
 
-fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
+/// Comes back when this process is told to end.
+pub(crate) fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
     let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     Ok(async move {
         told.recv().await;
@@ -247,6 +248,8 @@ async fn follow(client: Client, records: Arc<Records>, task: TaskId, reconnects:
 #[derive(Debug)]
 pub struct Process {
     child: Child,
+    /// What it was started with.
+    command: Command,
 }
 
 impl Process {
@@ -254,7 +257,15 @@ impl Process {
     pub fn start(program: &Path, words: &[String], variables: &[(String, String)]) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
-        Ok(Self { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()? })
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        Ok(Self { child, command })
+    }
+
+    /// Kills it, if it still runs, and starts the same anew.
+    pub fn again(&mut self) -> std::io::Result<()> {
+        self.kill()?;
+        self.child = self.command.spawn()?;
+        Ok(())
     }
 
     /// Its number.
