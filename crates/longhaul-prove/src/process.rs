@@ -250,6 +250,8 @@ pub struct Process {
     child: Child,
     /// What it was started with.
     command: Command,
+    /// How often.
+    starts: u32,
 }
 
 impl Process {
@@ -258,14 +260,20 @@ impl Process {
         let mut command = Command::new(program);
         command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        Ok(Self { child, command })
+        Ok(Self { child, command, starts: 1 })
     }
 
     /// Kills it, if it still runs, and starts the same anew.
     pub fn again(&mut self) -> std::io::Result<()> {
         self.kill()?;
         self.child = self.command.spawn()?;
+        self.starts += 1;
         Ok(())
+    }
+
+    /// How often it was started.
+    pub fn starts(&self) -> u32 {
+        self.starts
     }
 
     /// Its number.

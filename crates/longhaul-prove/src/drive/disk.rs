@@ -47,7 +47,8 @@ impl Driver<'_> {
         for post in posts {
             post.replace(self.bed, None)?;
         }
-        // Clients ask for everything again: what has a key, or is equal, is still the same task.
+        // Clients ask for everything again, once: what has a key, or is equal, is still the same task.
+        clients.running.retain(|(process, _)| process.starts() == 1);
         for process in clients.running.iter_mut().map(|(process, _)| process).chain(self.people.as_mut()) {
             process.again()?;
         }
