@@ -5,13 +5,10 @@
 //! run whose faults did not happen is an error, not a success.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
 use std::time::Duration;
 
 use longhaul::faults::{Mutant, POINTS};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::Anyhow;
@@ -25,10 +22,12 @@ use crate::process::Process;
 use crate::program::{KEYS, TENANTS};
 
 mod disk;
+mod host;
 mod network;
 mod trouble;
 
 pub use disk::DiskFaults;
+use host::Host;
 pub use network::NetworkFaults;
 use trouble::Storm;
 
@@ -112,8 +111,6 @@ const MOST_CLIENTS: usize = 8;
 const CLIENTS: u64 = 2;
 /// How often a failpoint is tried in another process before it counts as one that cannot be reached.
 const MOST_TRIES: u32 = 8;
-/// How often it is looked whether the host stands still.
-const HOST_EVERY: Duration = Duration::from_millis(100);
 /// How long a process has to get to its failpoint.
 const TO_FIRE: Duration = Duration::from_secs(6);
 /// How long it is left alone afterwards: longer than the longest delay.
@@ -208,40 +205,6 @@ pub async fn drive(drive: &Drive, program: &Path) -> Result<Option<Outcome>, Any
     Ok(Some(outcome))
 }
 
-/// Writes a small file beside the store again and again, and notes when that took longer than `patience`: then it is the host
-/// that stands still.
-async fn watch_host(path: PathBuf, patience: Duration, slow: Arc<Mutex<Vec<(i64, i64)>>>) {
-    let now = || jiff::Timestamp::now().as_microsecond();
-    let mut asleep = Instant::now();
-    loop {
-        // From when it was to wake up: a host without time for this has none for others either.
-        let (from, begun) = (now(), asleep);
-        let path = path.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            let file = std::fs::File::create(path)?;
-            file.write_all_at(&[1; 4_096], 0)?;
-            file.sync_data()
-        });
-        if !matches!(written.await, Ok(Ok(()))) || begun.elapsed() > patience {
-            let late = begun.elapsed().as_micros().try_into().unwrap_or(i64::MAX);
-            slow.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push((now().saturating_sub(late).min(from), now()));
-        }
-        asleep = Instant::now() + HOST_EVERY;
-        sleep(HOST_EVERY).await;
-    }
-}
-
-/// Ends a task with this value.
-struct AbortOnDrop(JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 struct Driver<'a> {
     drive: &'a Drive,
     bed: &'a Bed,
@@ -270,9 +233,7 @@ impl<'a> Driver<'a> {
 
     async fn run(mut self) -> Result<Outcome, Anyhow> {
         let (bed, drive) = (self.bed, self.drive);
-        let slow = Arc::new(Mutex::new(Vec::new()));
-        let watching = watch_host(bed.folder().join("host"), drive.lease / 4, Arc::clone(&slow));
-        let watching = AbortOnDrop(tokio::spawn(watching));
+        let host = Host::watch(bed.folder().join("host"), drive.lease / 4);
         self.people = Some(bed.start("people", &[], &self.mutant())?);
         if bed.broker.is_some() {
             keep_place(bed.client().await?).await?;
@@ -297,8 +258,7 @@ impl<'a> Driver<'a> {
         let lease = i64::try_from(drive.lease.as_micros())?;
         let restarted = drive.faults.restarts > 0 || drive.faults.network.server_full > 0;
         let grace = if restarted { START_GRACE } else { 0 };
-        drop(watching);
-        let slow = slow.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let slow = host.slow();
         let slow_for: i64 = slow.iter().map(|(from, to)| to - from).sum();
         self.count("seconds of a slow host", slow_for.unsigned_abs() / 1_000_000);
         let network = &drive.faults.network;
