@@ -512,7 +512,7 @@ impl<'a> Driver<'a> {
                     open += list(&client, Some(state)).await?.len();
                 }
             }
-            if open == 0 && clients.running.is_empty() {
+            if open == 0 && clients.running.is_empty() && self.all_ended().await? {
                 return Ok(true);
             }
             if Instant::now() > until {
@@ -520,6 +520,18 @@ impl<'a> Driver<'a> {
             }
             sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Whether all tasks have ended. One that changed its state between two lists was in neither; in this one each is seen
+    /// once, and children after those who wait for them.
+    async fn all_ended(&self) -> Result<bool, Anyhow> {
+        for tenant in TENANTS {
+            let tasks = list(&self.bed.client().await?.for_tenant(tenant), None).await?;
+            if tasks.iter().any(|task| !task.state.is_final()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// How many events all tasks have told.
