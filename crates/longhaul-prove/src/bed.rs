@@ -2,12 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use longhaul::{Client, QueueSettings, Settings};
 
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep};
+
 use crate::Anyhow;
-use crate::process::{Process, open};
+use crate::broker::Broker;
+use crate::chance::Chance;
+use crate::disk::Disk;
+use crate::drive::{Drive, Faults};
+use crate::process::{Place, Process, open};
 use crate::program::{HANDLER, KEYS};
+use crate::proxy::Proxy;
 use crate::server::Server;
 
 /// Which store.
@@ -28,6 +37,9 @@ impl std::fmt::Display for Kind {
     }
 }
 
+/// How long a store may take to be set up.
+const TO_SET_UP: Duration = Duration::from_secs(60);
+
 /// Gives a new store the limits that tasks of the suite share, and makes their handler known.
 pub async fn make_ready(client: &Client) -> Result<(), longhaul::Error> {
     let queue = QueueSettings { max_pending: 10_000_000, ..QueueSettings::default() };
@@ -42,29 +54,102 @@ pub async fn make_ready(client: &Client) -> Result<(), longhaul::Error> {
 
 /// See the module.
 pub struct Bed {
-    /// The store, as the driver sees it.
-    pub client: Client,
+    client: OnceCell<Client>,
     /// The server, if the store is on one.
     pub server: Option<Server>,
+    /// The disk under the store, if it can fail.
+    pub disk: Option<Disk>,
+    /// The broker that events are published to, if there is one.
+    pub broker: Option<Broker>,
+    proxy: Option<Proxy>,
+    /// The store, as the driver sees it.
     url: String,
     folder: tempfile::TempDir,
     program: PathBuf,
 }
 
 impl Bed {
-    /// A new store; `None` where it cannot be had. `program` is what its processes run.
+    /// A new store around which everything is sound; `None` where it cannot be had. `program` is what its processes run.
     pub async fn make(kind: Kind, program: &Path) -> Result<Option<Self>, Anyhow> {
+        Self::made_of(kind, program, &Faults::default(), Chance::of(0, 0), Duration::ZERO).await
+    }
+
+    /// The same for what a drive does.
+    pub async fn make_for(drive: &Drive, program: &Path) -> Result<Option<Self>, Anyhow> {
+        let chance = Chance::of(drive.seed, u64::MAX - 1);
+        Self::made_of(drive.kind, program, &drive.faults, chance, drive.lease).await
+    }
+
+    async fn made_of(
+        kind: Kind,
+        program: &Path,
+        faults: &Faults,
+        chance: Chance,
+        lease: Duration,
+    ) -> Result<Option<Self>, Anyhow> {
         let folder = tempfile::tempdir()?;
+        let (mut disk, mut proxy) = (None, None);
         let (url, server) = match kind {
-            Kind::Sqlite => (format!("sqlite:{}", folder.path().join("prove.db").display()), None),
-            Kind::Postgres => match Server::start()? {
-                Some(server) => (server.url(), Some(server)),
-                None => return Ok(None),
-            },
+            Kind::Sqlite => {
+                let store = folder.path().join("store");
+                std::fs::create_dir(&store)?;
+                if faults.disk.is_any() {
+                    disk = Some(Disk::make(&store, &folder.path().join("disk"), true)?);
+                }
+                (format!("sqlite:{}", store.join("prove.db").display()), None)
+            }
+            Kind::Postgres => {
+                let Some(server) = Server::start(faults.network.server_full > 0)? else { return Ok(None) };
+                if faults.network.is_proxied() {
+                    proxy = Some(Proxy::start(server.address(), lease.mul_f64(1.6), chance).await?);
+                }
+                (server.url(), Some(server))
+            }
         };
-        let client = open(&url).await?;
-        make_ready(&client).await?;
-        Ok(Some(Self { client, server, url, folder, program: program.to_owned() }))
+        let mut broker = None;
+        if faults.broker > 0 {
+            broker = Broker::start().await?;
+            if broker.is_none() {
+                return Ok(None);
+            }
+        }
+        let client = OnceCell::new();
+        let bed = Self { client, server, disk, broker, proxy, url, folder, program: program.to_owned() };
+        bed.set_up().await?;
+        Ok(Some(bed))
+    }
+
+    /// A process sets the store up, on the disk that the others will have.
+    async fn set_up(&self) -> Result<(), Anyhow> {
+        let mut process = self.start("setup", &[], &[])?;
+        let until = Instant::now() + TO_SET_UP;
+        loop {
+            match process.ended()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("the store could not be set up: {status}").into()),
+                None if Instant::now() > until => return Err("the store could not be set up in time".into()),
+                None => sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    /// The store, as the driver sees it: by a way that does not fail. On a disk that can, it must not be asked for before the
+    /// last power loss.
+    pub async fn client(&self) -> Result<&Client, Anyhow> {
+        self.client.get_or_try_init(|| open(&self.url)).await
+    }
+
+    /// What is between processes and the server, if the network is bad.
+    pub fn proxy(&self) -> Result<&Proxy, Anyhow> {
+        Ok(self.proxy.as_ref().ok_or("this run has no proxy")?)
+    }
+
+    /// The store, as processes see it.
+    fn url_for_processes(&self) -> String {
+        match (&self.server, &self.proxy) {
+            (Some(server), Some(proxy)) => server.url_at(proxy.port()),
+            _ => self.url.clone(),
+        }
     }
 
     /// Where ledger, records and world are.
@@ -78,12 +163,13 @@ impl Bed {
         self.folder.path()
     }
 
-    /// Starts a process: `worker`, `listener`, `people` or `client`, with more words and variables.
+    /// Starts a process: `setup`, `worker`, `listener`, `people` or `client`, with more words and variables.
     pub fn start(&self, role: &str, words: &[String], variables: &[(String, String)]) -> Result<Process, Anyhow> {
-        let mut all = vec![role.to_owned(), "--store".to_owned(), self.url.clone(), "--folder".to_owned()];
+        let mut all = vec![role.to_owned(), "--store".to_owned(), self.url_for_processes(), "--folder".to_owned()];
         all.push(self.folder().display().to_string());
         all.extend_from_slice(words);
         let mut variables = variables.to_vec();
+        variables.extend(self.disk.iter().flat_map(Disk::variables));
         variables.push(("LONGHAUL_FAULTS_FIRED".to_owned(), self.fired_path().display().to_string()));
         Ok(Process::start(&self.program, &all, &variables)?)
     }
@@ -107,4 +193,10 @@ impl Bed {
     pub fn now(&self) -> i64 {
         jiff::Timestamp::now().as_microsecond()
     }
+}
+
+/// Sets a new store up, with the limits of the suite.
+pub async fn setup(place: Place) -> Result<(), Anyhow> {
+    let client = open(&place.store).await?;
+    Ok(make_ready(&client).await?)
 }

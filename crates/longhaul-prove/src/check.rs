@@ -9,14 +9,14 @@
 //! | I4 | all calls of one step carry one key; nothing starts after its record; what must not happen twice starts again only when it is known that it did not happen |
 //! | I5 | undo is exactly the completed undoable steps in reverse; "compensated" is said only when all succeeded |
 //! | I6 | events are 1..n, the final one last unless a resume follows it, and what readers read is the log |
-//! | I7 | every event is delivered to a subscriber and to webhooks, as it is in the log, in order per task |
+//! | I7 | every event is delivered to a subscriber and to webhooks, and published to a broker, as it is in the log, in order per task |
 //! | I8 | tries and pauses are within policy |
 //! | I9 | nothing forward after a deadline or an acknowledged cancel; cancel against complete has one winner |
 //! | I10 | one key, one task; one tick of a schedule, one task |
 //! | I11 | limits are never exceeded, a lock has one holder and its tokens grow, who is first in line is started first |
 //! | I12 | nothing carries another tenant's marker |
 //! | I13 | every dangerous effect has an earlier, matching approval of its own |
-//! | I14 | when faults stop, everything settles within a bound, and no lease is lost any more |
+//! | I14 | when faults stop, everything settles within a bound, and no lease is lost any more; what nothing holds up starts in time |
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -120,6 +120,7 @@ fn task_of(what: &What) -> TaskId {
         | What::Undid(call) => call.task,
         What::Given { task, .. }
         | What::Heard { task, .. }
+        | What::Arrived { task, .. }
         | What::Locked { task, .. }
         | What::Released { task, .. }
         | What::Hooked { task, .. } => *task,

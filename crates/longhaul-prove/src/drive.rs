@@ -1,28 +1,37 @@
 //! The driver: runs the tasks of a seed on a store while faults happen, waits until everything has settled, and checks.
 //!
 //! Workers are killed, frozen past their leases and given failpoints; so are listeners (who run the subscriber) and
-//! clients; the server is stopped and started; clocks are wrong. A run whose faults did not happen is an error, not a success.
+//! clients; the server is stopped and started; clocks are wrong; disk and network are bad ([`DiskFaults`], [`NetworkFaults`]). A
+//! run whose faults did not happen is an error, not a success.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use longhaul::Client;
 use longhaul::faults::{Mutant, POINTS};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::Anyhow;
 use crate::bed::{Bed, Kind};
+use crate::broker::{keep_place, read_all};
 use crate::chance::Chance;
 use crate::check::{Violation, check};
 use crate::history::{History, Setup, list};
 use crate::ledger::{Ledger, What, boot_micros};
 use crate::process::Process;
-use crate::program::{HANDLER, KEYS, TENANTS};
+use crate::program::{KEYS, TENANTS};
 use crate::serve::Wires;
 use crate::{happened, hooks, ticks};
+
+mod disk;
+mod host;
+mod network;
+mod trouble;
+
+pub use disk::DiskFaults;
+use host::Host;
+pub use network::NetworkFaults;
+use trouble::Storm;
 
 /// What is done.
 #[derive(Clone, Debug)]
@@ -66,6 +75,12 @@ pub struct Faults {
     pub clocks: bool,
     /// So many servers answer over HTTP and deliver webhooks; they are killed and frozen like all others.
     pub servers: usize,
+    /// The disk is bad.
+    pub disk: DiskFaults,
+    /// The network is bad, or the server in trouble.
+    pub network: NetworkFaults,
+    /// The broker that events are published to is killed so many times.
+    pub broker: u32,
 }
 
 /// What came of it.
@@ -90,6 +105,8 @@ impl Outcome {
 
 /// For how long after its server started the store takes no lease back, microseconds (`store/postgres/sweep.rs`).
 const START_GRACE: i64 = 15_000_000;
+/// Within which time a worker that hears of nothing finds a task, microseconds: it looks every second.
+const TO_BE_LOOKED_FOR: i64 = 6_000_000;
 /// How many tasks one client process submits, at least and at most: with failpoints few, because many processes are wanted.
 const SLICE: (u64, u64) = (50, 1_000);
 /// So many clients may be at work beyond the planned tasks.
@@ -182,7 +199,7 @@ impl Post {
 /// Runs it. `None`: the store cannot be had here. `program` is what processes run. When something did not hold, the folder
 /// with ledger and records is kept, and said.
 pub async fn drive(drive: &Drive, program: &Path) -> Result<Option<Outcome>, Anyhow> {
-    let Some(mut bed) = Bed::make(drive.kind, program).await? else { return Ok(None) };
+    let Some(mut bed) = Bed::make_for(drive, program).await? else { return Ok(None) };
     let begun = Instant::now();
     let mut outcome = Driver::new(drive, &bed).run().await?;
     outcome.seconds = begun.elapsed().as_secs_f64();
@@ -192,34 +209,13 @@ pub async fn drive(drive: &Drive, program: &Path) -> Result<Option<Outcome>, Any
     Ok(Some(outcome))
 }
 
-/// Asks the store for a small write again and again, and notes when the answer took longer than `patience`.
-async fn probe(client: Client, patience: Duration, slow: Arc<Mutex<Vec<(i64, i64)>>>) {
-    let now = || jiff::Timestamp::now().as_microsecond();
-    loop {
-        let (from, begun) = (now(), Instant::now());
-        let answer = client.announce(&[HANDLER]).await;
-        if answer.is_err() || begun.elapsed() > patience {
-            slow.lock().unwrap_or_else(PoisonError::into_inner).push((from, now()));
-        }
-        sleep(Duration::from_millis(100)).await;
-    }
-}
-
-/// Ends a task with this value.
-struct AbortOnDrop(JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 struct Driver<'a> {
     drive: &'a Drive,
     bed: &'a Bed,
     chance: Chance,
     counts: BTreeMap<&'static str, u64>,
     not_fired: Vec<String>,
+    people: Option<Process>,
 }
 
 /// The clients of a run, as they are started and end.
@@ -232,7 +228,7 @@ struct Clients {
 impl<'a> Driver<'a> {
     fn new(drive: &'a Drive, bed: &'a Bed) -> Self {
         let chance = Chance::of(drive.seed, u64::MAX);
-        Self { drive, bed, chance, counts: BTreeMap::new(), not_fired: Vec::new() }
+        Self { drive, bed, chance, counts: BTreeMap::new(), not_fired: Vec::new(), people: None }
     }
 
     fn count(&mut self, what: &'static str, by: u64) {
@@ -241,15 +237,21 @@ impl<'a> Driver<'a> {
 
     async fn run(mut self) -> Result<Outcome, Anyhow> {
         let (bed, drive) = (self.bed, self.drive);
-        let slow = Arc::new(Mutex::new(Vec::new()));
-        let probe = AbortOnDrop(tokio::spawn(probe(bed.client.clone(), drive.lease / 4, Arc::clone(&slow))));
+        let host = Host::watch(bed.folder().join("host"), drive.lease / 4);
         let wires = match drive.faults.servers {
             0 => None,
-            servers => Some(Wires::lay(&bed.client, bed.folder(), servers).await?),
+            servers => Some(Wires::lay(bed.client().await?, bed.folder(), servers).await?),
         };
         let receiver = wires.as_ref().map(|_| bed.start("receiver", &[], &[])).transpose()?;
-        let ticks = ticks::begin(&bed.client).await?;
-        let mut people = bed.start("people", &[], &self.mutant())?;
+        // On a disk that loses power the store must not be asked before the last loss.
+        let ticks = match bed.disk {
+            Some(_) => BTreeMap::new(),
+            None => ticks::begin(bed.client().await?).await?,
+        };
+        self.people = Some(bed.start("people", &[], &self.mutant())?);
+        if bed.broker.is_some() {
+            keep_place(bed.client().await?).await?;
+        }
         let mut posts = self.posts()?;
         for server in wires.iter().flat_map(|wires| &wires.servers) {
             let words = vec!["--listen".to_owned(), server.to_string()];
@@ -257,40 +259,59 @@ impl<'a> Driver<'a> {
         }
         let mut clients = Clients::default();
         let calm_at = self.go_wrong(&mut posts, &mut clients).await?;
-        ticks::end(&bed.client).await?;
-        let settled = self.settle(&mut posts, &mut clients).await?;
-        if let Some(status) = people.ended()? {
-            return Err(format!("people went home with {status}").into());
+        let client = bed.client().await?;
+        if !ticks.is_empty() {
+            ticks::end(client).await?;
         }
-        people.kill()?;
+        let settled = self.settle(&mut posts, &mut clients).await?;
+        if let Some(mut people) = self.people.take() {
+            if let Some(status) = people.ended()? {
+                return Err(format!("people went home with {status}").into());
+            }
+            people.kill()?;
+        }
         let heard = self.hear_all(&mut posts).await?;
         if receiver.is_some() {
-            hooks::told_all(&bed.client, bed.folder(), drive.bound).await?;
+            hooks::told_all(client, bed.folder(), drive.bound).await?;
         }
         drop(receiver);
+        let arrived = self.read_broker().await?;
         for post in &posts {
             post.process.terminate()?;
         }
         let limits = KEYS.into_iter().map(|(key, max)| (key.to_owned(), max)).collect();
         let lease = i64::try_from(drive.lease.as_micros())?;
-        let grace = if drive.faults.restarts > 0 { START_GRACE } else { 0 };
-        drop(probe);
-        let slow = slow.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let restarted = drive.faults.restarts > 0 || drive.faults.network.server_full > 0;
+        let grace = if restarted { START_GRACE } else { 0 };
+        let slow = host.slow();
         let slow_for: i64 = slow.iter().map(|(from, to)| to - from).sum();
-        self.count("seconds of a slow store", slow_for.unsigned_abs() / 1_000_000);
-        let hooked = wires.is_some();
-        let setup = Setup { lease, calm_at, grace, slow, settled, limits, heard: true, hooked, ticks };
-        let history = History::gather(&bed.client, bed.folder(), setup).await?;
+        self.count("seconds of a slow host", slow_for.unsigned_abs() / 1_000_000);
+        let network = &drive.faults.network;
+        let setup = Setup {
+            lease,
+            calm_at,
+            grace,
+            slow,
+            settled,
+            limits,
+            heard: true,
+            hooked: wires.is_some(),
+            ticks,
+            arrives: bed.broker.is_some(),
+            starts_within: (network.deaf > 0 && network.exhausted == 0).then_some(TO_BE_LOOKED_FOR),
+        };
+        let history = History::gather(client, bed.folder(), setup).await?;
         self.count("tasks", history.tasks.len() as u64);
         self.count("events", history.tasks.values().map(|task| task.last_seq).sum());
         self.count("streams read", history.streams.len() as u64);
         self.count("events delivered", heard);
+        self.count("events published", arrived);
         let effects = history.ledger.iter().filter(|line| matches!(line.what, What::Did(_) | What::Undid(_)));
         self.count("effects", effects.count() as u64);
         self.count("failpoints fired", bed.fired().len() as u64);
         let happened = happened::counts(&history);
         if drive.mutant.is_none() {
-            self.not_fired.extend(happened::missing(&happened, drive.tasks, hooked));
+            self.not_fired.extend(happened::missing(&happened, drive.tasks, wires.is_some(), bed.disk.is_none()));
         }
         self.counts.extend(happened);
         let violations = check(&history);
@@ -330,6 +351,9 @@ impl<'a> Driver<'a> {
             let words = ["--lease-ms", &lease].map(str::to_owned).to_vec();
             posts.push(Post::start(self.bed, "listener", words, mutant.clone())?);
         }
+        if let Some(broker) = &self.bed.broker {
+            posts.push(Post::start(self.bed, "publisher", vec!["--bus".to_owned(), broker.url()], mutant)?);
+        }
         Ok(posts)
     }
 
@@ -344,9 +368,12 @@ impl<'a> Driver<'a> {
         }
         let mut frozen: Vec<(usize, Instant)> = Vec::new();
         let (mut kills, mut freezes, mut restarts) = (0, 0, 0);
+        let mut storm = Storm::plan(&faults, &mut self.chance);
+        let old_transaction = self.hold_back().await?;
         let begin = Instant::now();
         let mut next = begin + Duration::from_millis(500);
         loop {
+            self.watch(&mut storm).await?;
             self.submit_on(begin, clients, &mut plans, posts)?;
             self.look_after(posts, &mut plans)?;
             let now = Instant::now();
@@ -356,7 +383,8 @@ impl<'a> Driver<'a> {
             });
             let points_left = points_left(&plans, posts);
             let clients_left = clients.running.iter().any(|(_, planned)| planned.is_some());
-            let left = kills < faults.kills || freezes < faults.freezes || restarts < faults.restarts;
+            let processes = kills < faults.kills || freezes < faults.freezes || restarts < faults.restarts;
+            let left = processes || storm.goes_on();
             let submitting = clients.slices * self.slice() < self.drive.tasks;
             if !left && !points_left && !clients_left && !submitting && frozen.is_empty() {
                 break;
@@ -365,7 +393,10 @@ impl<'a> Driver<'a> {
                 next = now + faults.every;
                 // Evenly among the kills.
                 let turn = kills >= faults.kills || restarts * (faults.kills + 1) <= kills * faults.restarts;
-                if restarts < faults.restarts && turn {
+                let share = if processes { f64::from(kills) / f64::from(faults.kills.max(1)) } else { 1.0 };
+                if storm.is_next(share) {
+                    self.befall(&mut storm, posts, clients).await?;
+                } else if restarts < faults.restarts && turn {
                     self.restart(restarts).await?;
                     restarts += 1;
                 } else {
@@ -389,6 +420,8 @@ impl<'a> Driver<'a> {
         self.count("kills", kills.into());
         self.count("freezes", freezes.into());
         self.count("server restarts", restarts.into());
+        self.tell_of(&faults)?;
+        self.let_go(old_transaction).await?;
         Ok(self.bed.now())
     }
 
@@ -518,12 +551,12 @@ impl<'a> Driver<'a> {
             clients.running.retain_mut(|(process, _)| matches!(process.ended(), Ok(None)));
             let mut open = 0;
             for tenant in TENANTS {
-                let client = self.bed.client.for_tenant(tenant);
+                let client = self.bed.client().await?.for_tenant(tenant);
                 for state in longhaul::State::ALL.into_iter().filter(|state| !state.is_final()) {
                     open += list(&client, Some(state)).await?.len();
                 }
             }
-            if open == 0 && clients.running.is_empty() {
+            if open == 0 && clients.running.is_empty() && self.all_ended().await? {
                 return Ok(true);
             }
             if Instant::now() > until {
@@ -533,16 +566,37 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Waits until the subscriber was given everything, or for a while; gives how many events that were.
-    async fn hear_all(&mut self, posts: &mut [Post]) -> Result<u64, Anyhow> {
+    /// Whether all tasks have ended. One that changed its state between two lists was in neither; in this one each is seen
+    /// once, and children after those who wait for them.
+    async fn all_ended(&self) -> Result<bool, Anyhow> {
+        for tenant in TENANTS {
+            let tasks = list(&self.bed.client().await?.for_tenant(tenant), None).await?;
+            if tasks.iter().any(|task| !task.state.is_final()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// How many events all tasks have told.
+    async fn told(&self) -> Result<u64, Anyhow> {
         let mut told = 0;
         for tenant in TENANTS {
-            told += list(&self.bed.client.for_tenant(tenant), None)
-                .await?
-                .iter()
-                .map(|task| task.last_seq)
-                .sum::<u64>();
+            let tasks = list(&self.bed.client().await?.for_tenant(tenant), None).await?;
+            told += tasks.iter().map(|task| task.last_seq).sum::<u64>();
         }
+        Ok(told)
+    }
+
+    /// Waits until everything arrived at the broker, or for a while; gives how many events that were.
+    async fn read_broker(&self) -> Result<u64, Anyhow> {
+        let Some(broker) = &self.bed.broker else { return Ok(0) };
+        read_all(&broker.url(), self.bed.folder(), self.told().await?, self.drive.bound).await
+    }
+
+    /// Waits until the subscriber was given everything, or for a while; gives how many events that were.
+    async fn hear_all(&mut self, posts: &mut [Post]) -> Result<u64, Anyhow> {
+        let told = self.told().await?;
         let until = Instant::now() + self.drive.bound;
         loop {
             self.look_after(posts, &mut BTreeMap::new())?;

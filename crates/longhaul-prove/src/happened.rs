@@ -11,8 +11,9 @@ use crate::records::{Answer, Ask};
 /// So few tasks need not have one of each kind.
 const FEW: u64 = 100;
 /// What every run of more has.
-const ALWAYS: [&str; 6] =
-    ["forks", "locks held", "resumes", "schedule ticks", "state patches", "undos by request"];
+const ALWAYS: [&str; 5] = ["forks", "locks held", "resumes", "state patches", "undos by request"];
+/// What one with schedules has too.
+const ON_TIME: [&str; 1] = ["schedule ticks"];
 /// What one with servers has too.
 const OVER_HTTP: [&str; 6] = [
     "approvals over HTTP",
@@ -59,12 +60,13 @@ pub fn counts(history: &History) -> BTreeMap<&'static str, u64> {
     counts
 }
 
-/// What a run of so many tasks should have had, and had not.
-pub fn missing(counts: &BTreeMap<&'static str, u64>, tasks: u64, servers: bool) -> Vec<String> {
+/// What a run of so many tasks, with servers and schedules or without, should have had, and had not.
+pub fn missing(counts: &BTreeMap<&'static str, u64>, tasks: u64, servers: bool, schedules: bool) -> Vec<String> {
     if tasks < FEW {
         return Vec::new();
     }
     let wanted = ALWAYS.into_iter().chain(OVER_HTTP.into_iter().filter(|_| servers));
+    let wanted = wanted.chain(ON_TIME.into_iter().filter(|_| schedules));
     let none = wanted.filter(|what| counts.get(what).is_none_or(|count| *count == 0));
     none.map(|what| format!("{what}: none in {tasks} tasks of {} tenants", TENANTS.len())).collect()
 }
@@ -76,10 +78,11 @@ mod tests {
     #[test]
     fn what_did_not_happen_is_said_of_a_run_that_is_large_enough() {
         let mut counts: BTreeMap<&'static str, u64> = ALWAYS.into_iter().map(|what| (what, 1)).collect();
-        assert_eq!(missing(&counts, 500, false), [] as [String; 0]);
-        assert_eq!(missing(&counts, 500, true).len(), OVER_HTTP.len());
+        assert_eq!(missing(&counts, 500, false, false), [] as [String; 0]);
+        assert_eq!(missing(&counts, 500, true, false).len(), OVER_HTTP.len());
+        assert_eq!(missing(&counts, 500, false, true).len(), ON_TIME.len());
         counts.insert("resumes", 0);
-        assert_eq!(missing(&counts, 500, false).len(), 1);
-        assert_eq!(missing(&counts, 20, false), [] as [String; 0]);
+        assert_eq!(missing(&counts, 500, false, false).len(), 1);
+        assert_eq!(missing(&counts, 20, false, true), [] as [String; 0]);
     }
 }

@@ -39,8 +39,8 @@ pub struct Setup {
     pub calm_at: i64,
     /// For how long after a start of its server the store takes no lease back, microseconds, if that was started anew.
     pub grace: i64,
-    /// When the store itself was slow to answer a small write (longer than a quarter of a lease): from and to,
-    /// microseconds. Whoever cannot reach the store in time loses its lease by right.
+    /// When the host stood still (a small file took longer to write than a quarter of a lease): from and to,
+    /// microseconds. Whoever is not let to run, or to write, in time loses its lease by right.
     pub slow: Vec<(i64, i64)>,
     /// Whether everything had settled before the bound.
     pub settled: bool,
@@ -52,6 +52,10 @@ pub struct Setup {
     pub hooked: bool,
     /// The schedules: by tenant, the first tick and the time between two, microseconds.
     pub ticks: BTreeMap<String, (i64, i64)>,
+    /// Whether everything was to arrive at a broker.
+    pub arrives: bool,
+    /// Within which time a task that nothing holds up must have started, microseconds, if the faults do not stand in its way.
+    pub starts_within: Option<i64>,
 }
 
 /// A task as the store has it in the end.

@@ -162,7 +162,7 @@ pub async fn hostile(plan: &Hostile, program: &Path) -> Result<Vec<Tried>, Anyho
 async fn one(parser: Parser, inputs: u64, seed: u64, folder: &Path, program: &Path) -> Result<Tried, Anyhow> {
     let begun = Instant::now();
     // Started here, so that it is stopped also when the process dies.
-    let server = if parser.name == "postgres" { Server::start()? } else { None };
+    let server = if parser.name == "postgres" { Server::start(false)? } else { None };
     if parser.name == "postgres" && server.is_none() {
         return Ok(Tried { parser, tally: None, seconds: 0.0, input: None });
     }

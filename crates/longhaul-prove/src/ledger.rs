@@ -108,6 +108,15 @@ pub enum What {
         /// Whether the receiver took it: not when it failed on purpose before it had.
         taken: bool,
     },
+    /// An event arrived at the broker.
+    Arrived {
+        /// The task.
+        task: TaskId,
+        /// The event's number.
+        seq: u64,
+        /// What it said, as [`digest`] has it.
+        digest: u64,
+    },
 }
 
 /// A call to the outside.

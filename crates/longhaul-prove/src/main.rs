@@ -7,10 +7,12 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use longhaul::faults::Mutant;
 use longhaul_prove::Anyhow;
-use longhaul_prove::bed::Kind;
-use longhaul_prove::drive::{Drive, Faults, Outcome, drive};
+use longhaul_prove::bed::{Kind, setup};
+use longhaul_prove::broker::{PublisherArgs, publisher};
+use longhaul_prove::drive::{DiskFaults, Drive, Faults, NetworkFaults, Outcome, drive};
 use longhaul_prove::hooks::receiver;
 use longhaul_prove::hostile::{Hostile, Tried, hostile, part};
+use longhaul_prove::migrations::{Plan, TRY_AGAIN, migrate, migrations};
 use longhaul_prove::mutants::{SIMULATED, breaks, run_of, simulated};
 use longhaul_prove::people::people;
 use longhaul_prove::process::{
@@ -36,6 +38,21 @@ enum Command {
     All(AllArgs),
     /// One run
     Run(RunArgs),
+    /// Migrations broken off half-way, and raced
+    Migrations {
+        /// The store
+        #[arg(long, value_enum, default_value = "sqlite")]
+        store: Kind,
+        /// The seed
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Points at which they are broken off, at most, on each of an empty and an old store
+        #[arg(long, default_value_t = 40)]
+        points: u64,
+        /// Races on each
+        #[arg(long, default_value_t = 10)]
+        races: u64,
+    },
     /// Runs mutants, each of which must be found
     Mutants {
         /// Only this one
@@ -52,6 +69,12 @@ enum Command {
     HostilePart(HostilePartArgs),
     /// Simulates seeds: many processes in one thread, with a clock of their own
     Simulate(SimulateArgs),
+    /// A process that sets a store up
+    #[command(hide = true)]
+    Setup(Place),
+    /// A process that opens a store, and so migrates it
+    #[command(hide = true)]
+    Migrate(Place),
     /// A worker process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -70,6 +93,9 @@ enum Command {
     /// The receiver of webhooks
     #[command(hide = true)]
     Receiver(Place),
+    /// A process that publishes events
+    #[command(hide = true)]
+    Publisher(PublisherArgs),
     /// Mixed load for long, in which nothing may grow
     Soak(SoakArgs),
 }
@@ -183,6 +209,13 @@ struct RunArgs {
     /// How often each reader comes back
     #[arg(long, default_value_t = 50)]
     reconnects: u32,
+    #[command(flatten)]
+    disk: DiskFaults,
+    #[command(flatten)]
+    network: NetworkFaults,
+    /// kill -9 of the broker that events are published to, which is started again
+    #[arg(long, default_value_t = 0)]
+    broker_kills: u32,
     /// How many tasks out of a hundred share a limit
     #[arg(long, default_value_t = 8)]
     limited: u64,
@@ -247,8 +280,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let migrates = matches!(arguments.command, Command::Migrate(_));
     match runtime.block_on(until_interrupted(arguments.command)) {
         Ok(true) => ExitCode::SUCCESS,
+        Ok(false) if migrates => ExitCode::from(TRY_AGAIN),
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("prove: {error}");
@@ -263,6 +298,7 @@ async fn until_interrupted(command: Command) -> Result<bool, Anyhow> {
         command,
         Command::All(_)
             | Command::Run(_)
+            | Command::Migrations { .. }
             | Command::Mutants { .. }
             | Command::Hostile(_)
             | Command::Simulate(_)
@@ -284,6 +320,10 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
     match command {
         Command::All(args) => all(args).await,
         Command::Run(args) => one(args).await,
+        Command::Migrations { store, seed, points, races } => {
+            let plan = Plan { kind: store, seed, points, races };
+            Ok(migrated(&plan).await?.is_some_and(|ran| ran.outcome.is_clean()))
+        }
         Command::Mutants { only, seed } => {
             let hunts = hunt(only.as_deref(), seed).await?;
             Ok(hunts.iter().all(Hunted::is_caught))
@@ -302,6 +342,8 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
             let seeds = Seeds { from: args.from, count: args.seeds, mutant };
             Ok(simulation(seeds).await?.outcome.is_clean())
         }
+        Command::Setup(place) => setup(place).await.map(|()| true),
+        Command::Migrate(place) => migrate(place).await,
         Command::Worker(args) => worker(args).await.map(|()| true),
         Command::Listener(args) => listener(args).await.map(|()| true),
         Command::People(place) => people(place).await.map(|()| true),
@@ -309,6 +351,7 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
         Command::Server(args) => serve(args).await.map(|()| true),
         Command::Receiver(place) => receiver(place).await.map(|()| true),
         Command::Soak(args) => soaked(args).await,
+        Command::Publisher(args) => publisher(args).await.map(|()| true),
     }
 }
 
@@ -367,6 +410,9 @@ async fn one(args: RunArgs) -> Result<bool, Anyhow> {
         points: args.points,
         clocks: args.clocks,
         servers: args.servers,
+        disk: args.disk,
+        network: args.network,
+        broker: args.broker_kills,
     };
     let plan = Drive {
         kind: args.store,
@@ -385,16 +431,26 @@ async fn one(args: RunArgs) -> Result<bool, Anyhow> {
 
 /// Runs it and says what came of it; `None` where the store cannot be had.
 async fn ran(name: &str, plan: &Drive) -> Result<Option<Ran>, Anyhow> {
-    let Some(outcome) = drive(plan, &std::env::current_exe()?).await? else {
+    let outcome = drive(plan, &std::env::current_exe()?).await?;
+    Ok(told(name, plan.kind, plan.seed, outcome))
+}
+
+/// The same for migrations.
+async fn migrated(plan: &Plan) -> Result<Option<Ran>, Anyhow> {
+    let outcome = migrations(plan, &std::env::current_exe()?).await?;
+    Ok(told("migrations broken off and raced", plan.kind, plan.seed, outcome))
+}
+
+fn told(name: &str, kind: Kind, seed: u64, outcome: Option<Outcome>) -> Option<Ran> {
+    let Some(outcome) = outcome else {
         eprintln!(
-            "prove: skipped: {name} on {}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove",
-            plan.kind
+            "prove: skipped: {name} on {kind}, which cannot be had; set LONGHAUL_TEST_PG_BIN or use ./dev prove"
         );
-        return Ok(None);
+        return None;
     };
-    let ran = Ran { name: name.to_owned(), store: plan.kind.to_string(), seed: plan.seed, outcome };
+    let ran = Ran { name: name.to_owned(), store: kind.to_string(), seed, outcome };
     say(&ran);
-    Ok(Some(ran))
+    Some(ran)
 }
 
 /// What came of a run, on the terminal.
@@ -464,6 +520,59 @@ fn hunted(mutant: Mutant, store: String, seed: u64, outcome: &Outcome) -> Hunted
     hunted
 }
 
+/// One run for each kind of trouble with disk, network and server, and how many tasks it has.
+fn bad_disks_and_networks() -> [(&'static str, Kind, u64, Faults); 7] {
+    let every = Duration::from_millis(1_500);
+    let disk = |disk| Faults { kills: 5, every, disk, ..Faults::default() };
+    let network = |network| Faults { kills: 5, every, network, ..Faults::default() };
+    let (no_disk, no_network) = (DiskFaults::default(), NetworkFaults::default());
+    [
+        ("power losses", Kind::Sqlite, 4_000, disk(DiskFaults { power_losses: 40, ..no_disk })),
+        (
+            "full disks, failing fsyncs, power losses",
+            Kind::Sqlite,
+            4_000,
+            disk(DiskFaults { power_losses: 10, disk_full: 15, failed_syncs: 30 }),
+        ),
+        (
+            "a bad network",
+            Kind::Postgres,
+            4_000,
+            Faults {
+                every: Duration::from_millis(150),
+                ..network(NetworkFaults { cuts: 150, holds: 20, lost_answers: 150, ..no_network.clone() })
+            },
+        ),
+        (
+            "LISTEN lost",
+            Kind::Postgres,
+            1_000,
+            Faults {
+                every: Duration::from_millis(200),
+                ..network(NetworkFaults { deaf: 60, ..no_network.clone() })
+            },
+        ),
+        (
+            "no connections left",
+            Kind::Postgres,
+            1_000,
+            network(NetworkFaults { exhausted: 5, ..no_network.clone() }),
+        ),
+        (
+            "an old transaction",
+            Kind::Postgres,
+            2_000,
+            network(NetworkFaults { old_transaction: true, ..no_network.clone() }),
+        ),
+        (
+            "a full disk of the server",
+            Kind::Postgres,
+            2_000,
+            network(NetworkFaults { server_full: 6, ..no_network }),
+        ),
+    ]
+}
+
 async fn all(args: AllArgs) -> Result<bool, Anyhow> {
     let mut runs = Vec::new();
     let plan = |kind, faults, tasks, every| Drive {
@@ -504,6 +613,14 @@ async fn all(args: AllArgs) -> Result<bool, Anyhow> {
             let plan = Drive { seed: args.seed + round, ..plan(kind, points, 500, Duration::from_millis(15)) };
             runs.extend(ran("every failpoint", &plan).await?);
         }
+    }
+    for (name, kind, tasks, faults) in bad_disks_and_networks() {
+        runs.extend(ran(name, &plan(kind, faults, tasks, Duration::from_millis(15))).await?);
+    }
+    for kind in [Kind::Sqlite, Kind::Postgres] {
+        let broker = Faults { kills: 5, every: Duration::from_millis(1_500), broker: 8, ..Faults::default() };
+        runs.extend(ran("the broker killed", &plan(kind, broker, 1_000, Duration::from_millis(15))).await?);
+        runs.extend(migrated(&Plan { kind, seed: args.seed, points: 60, races: 20 }).await?);
     }
     let plan = Hostile { seed: args.seed, inputs: args.inputs, only: None };
     let tried = if args.inputs == 0 { Vec::new() } else { hostile(&plan, &std::env::current_exe()?).await? };

@@ -120,6 +120,7 @@ pub fn worker_of(client: &Client, outside: Arc<Outside>, slots: usize, lease: Du
         .handler(HANDLER, move |run, program| prove(Arc::clone(&outside), run, program))
 }
 
+/// Comes back when this process is told to end.
 pub(crate) fn told_to_end() -> std::io::Result<impl Future<Output = ()> + Send> {
     let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     Ok(async move {
@@ -260,6 +261,10 @@ async fn follow(client: &Client, records: &Records, task: TaskId, reconnects: u3
 #[derive(Debug)]
 pub struct Process {
     child: Child,
+    /// What it was started with.
+    command: Command,
+    /// How often.
+    starts: u32,
 }
 
 impl Process {
@@ -267,7 +272,21 @@ impl Process {
     pub fn start(program: &Path, words: &[String], variables: &[(String, String)]) -> std::io::Result<Self> {
         let mut command = Command::new(program);
         command.args(words).envs(variables.iter().map(|(name, value)| (name, value)));
-        Ok(Self { child: command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()? })
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        Ok(Self { child, command, starts: 1 })
+    }
+
+    /// Kills it, if it still runs, and starts the same anew.
+    pub fn again(&mut self) -> std::io::Result<()> {
+        self.kill()?;
+        self.child = self.command.spawn()?;
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// How often it was started.
+    pub fn starts(&self) -> u32 {
+        self.starts
     }
 
     /// Its number.

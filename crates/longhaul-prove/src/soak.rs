@@ -129,7 +129,7 @@ async fn size(bed: &Bed) -> Option<u64> {
         connection.abort();
         return u64::try_from(row.ok()?.try_get::<_, i64>(0).ok()?).ok();
     }
-    let sizes = ["prove.db", "prove.db-wal"].map(|name| std::fs::metadata(bed.folder().join(name)));
+    let sizes = ["prove.db", "prove.db-wal"].map(|name| std::fs::metadata(bed.folder().join("store").join(name)));
     Some(sizes.into_iter().flatten().map(|file| file.len()).sum())
 }
 
@@ -153,12 +153,13 @@ impl Post {
 pub async fn soak(plan: &Soak, program: &Path) -> Result<Option<Soaked>, Anyhow> {
     let Some(bed) = Bed::make(plan.kind, program).await? else { return Ok(None) };
     let retention = Some(plan.time / 6);
-    bed.client.configure(&Settings { retention, ..Settings::default() }).await?;
-    let wires = Wires::lay(&bed.client, bed.folder(), 2).await?;
+    let client = bed.client().await?;
+    client.configure(&Settings { retention, ..Settings::default() }).await?;
+    let wires = Wires::lay(client, bed.folder(), 2).await?;
     let [first, second] = [wires.servers[0], wires.servers[1]].map(|address| address.to_string());
     let mut people = bed.start("people", &[], &[])?;
     let mut receiver = bed.start("receiver", &[], &[])?;
-    ticks::begin(&bed.client).await?;
+    ticks::begin(client).await?;
     let worker = ["--slots", "16", "--lease-ms", "3000"];
     let listener = ["--lease-ms", "1000"];
     let mut steady = [
@@ -183,7 +184,7 @@ pub async fn soak(plan: &Soak, program: &Path) -> Result<Option<Soaked>, Anyhow>
         .collect();
     series.push(Series::new("size of the store".to_owned(), "MiB", 8.0));
     run.go(&mut posts, &steady, &mut series).await?;
-    ticks::end(&bed.client).await?;
+    ticks::end(client).await?;
     run.settle(&mut posts).await?;
     for post in &mut steady {
         if let Some(status) = post.process.ended()? {
@@ -349,7 +350,8 @@ impl Run<'_> {
         loop {
             self.look_after(posts)?;
             let mut open = 0;
-            for client in TENANTS.map(|tenant| self.bed.client.for_tenant(tenant)) {
+            let client = self.bed.client().await?;
+            for client in TENANTS.map(|tenant| client.for_tenant(tenant)) {
                 for state in State::ALL.into_iter().filter(|state| !state.is_final()) {
                     open += list(&client, Some(state)).await?.len();
                 }

@@ -10,6 +10,7 @@
 //!   the sixth time, and nothing every time.
 //! - `LONGHAUL_FAULTS_FIRED=PATH`: a line is appended there for each fault, before it happens.
 //! - `LONGHAUL_FAULTS_CLOCK=-3600`: this process's wall clock is off by so many seconds.
+//! - `LONGHAUL_FAULTS_SCHEMA=5`: this process knows no newer schema than version 5.
 //! - `LONGHAUL_MUTANT=NAME`: one of [`Mutant::ALL`].
 //!
 //! A simulation ([`Simulation`]) needs no variables: it is begun on a thread, and from then on time, ids and chance of what
@@ -35,13 +36,13 @@ mod way;
 
 #[cfg(not(feature = "faults"))]
 pub(crate) use off::{
-    Operation, after, around, at, clock_micros, committing, is, now_v7, of_process, random_range, simulated_boot,
-    simulated_wall,
+    Operation, after, around, at, clock_micros, committing, is, newest_schema, now_v7, of_process, random_range,
+    simulated_boot, simulated_wall,
 };
 #[cfg(feature = "faults")]
 pub use on::POINTS;
 #[cfg(feature = "faults")]
-pub(crate) use on::{Operation, after, around, at, clock_micros, committing, is};
+pub(crate) use on::{Operation, after, around, at, clock_micros, committing, is, newest_schema};
 #[cfg(feature = "faults")]
 pub use process::Process;
 #[cfg(feature = "faults")]
@@ -127,6 +128,11 @@ mod off {
     #[inline(always)]
     pub(crate) fn clock_micros() -> i64 {
         0
+    }
+
+    #[inline(always)]
+    pub(crate) fn newest_schema() -> i64 {
+        i64::MAX
     }
 
     #[inline(always)]

@@ -92,36 +92,49 @@ fn read_as_a_whole(view: &View<'_>, found: &mut Found<'_>) {
     }
 }
 
-/// I7: the subscriber was given every event, as it is in the log, those of a task in their order.
+/// I7: the subscriber was given every event, as it is in the log, those of a task in their order; and so was the broker.
 pub(super) fn delivered(view: &View<'_>, found: &mut Found<'_>) {
-    if !view.history.setup.heard {
-        return;
+    if view.history.setup.heard {
+        came(view, found, "delivered", |what| match what {
+            What::Heard { seq, digest, .. } => Some((*seq, *digest)),
+            _ => None,
+        });
     }
+    if view.history.setup.arrives {
+        came(view, found, "published", |what| match what {
+            What::Arrived { seq, digest, .. } => Some((*seq, *digest)),
+            _ => None,
+        });
+    }
+}
+
+fn came(view: &View<'_>, found: &mut Found<'_>, how: &str, told: fn(&What) -> Option<(u64, u64)>) {
     let logs = logs(view);
     for (task, log) in &logs {
         let mut next = 1;
         for line in view.lines(*task) {
-            let What::Heard { seq, digest, .. } = &line.what else { continue };
-            if *seq > next {
-                found.of(*task, format!("event {seq} was delivered before {next}"));
-                next = *seq;
+            let Some((seq, digest)) = told(&line.what) else { continue };
+            if seq > next {
+                found.of(*task, format!("event {seq} was {how} before {next}"));
+                next = seq;
             }
-            if log.get(*seq as usize - 1) != Some(digest) {
-                found.of(*task, format!("event {seq} was delivered otherwise than it is in the log"));
+            if log.get(seq as usize - 1) != Some(&digest) {
+                found.of(*task, format!("event {seq} was {how} otherwise than it is in the log"));
             }
-            if *seq == next {
+            if seq == next {
                 next += 1;
             }
         }
         if next <= log.len() as u64 {
-            found.of(*task, format!("event {next} of {} was never delivered", log.len()));
+            found.of(*task, format!("event {next} of {} was never {how}", log.len()));
         }
     }
     for line in &view.history.ledger {
-        if let What::Heard { task, seq, .. } = &line.what
-            && !logs.contains_key(task)
+        let task = super::task_of(&line.what);
+        if let Some((seq, _)) = told(&line.what)
+            && !logs.contains_key(&task)
         {
-            found.of(*task, format!("event {seq} was delivered, and the task is not in the store"));
+            found.of(task, format!("event {seq} was {how}, and the task is not in the store"));
         }
     }
 }

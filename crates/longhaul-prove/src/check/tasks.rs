@@ -165,8 +165,8 @@ pub(super) fn no_foreign_marker(view: &View<'_>, found: &mut Found<'_>) {
     }
 }
 
-/// I14: when faults stop, everything settles within a bound, and from then on no lease is lost any more, unless the store itself
-/// was too slow to be told.
+/// I14: when faults stop, everything settles within a bound, and from then on no lease is lost any more, unless the host itself
+/// stood still.
 pub(super) fn settles(view: &View<'_>, found: &mut Found<'_>) {
     let setup = &view.history.setup;
     for task in view.tasks().filter(|task| !task.state.is_final()) {
@@ -195,6 +195,24 @@ pub(super) fn settles(view: &View<'_>, found: &mut Found<'_>) {
                 task.id,
                 format!("event {seq}: a lease of {since} µs before was lost {after} µs after the last fault"),
             );
+        }
+    }
+    starts_in_time(view, found);
+}
+
+/// What nothing holds up starts in time, also when nobody hears of it.
+fn starts_in_time(view: &View<'_>, found: &mut Found<'_>) {
+    let setup = &view.history.setup;
+    let Some(within) = setup.starts_within else { return };
+    for task in view.tasks().filter(|task| task.parent.is_none() && task.concurrency_key.is_none()) {
+        let [submitted, started, ..] = task.events.as_slice() else { continue };
+        if started.kind != "task.started" {
+            continue;
+        }
+        let (from, at) = (submitted.time.as_microsecond(), started.time.as_microsecond());
+        let host = setup.slow.iter().any(|(slow, to)| *slow <= at && from <= *to);
+        if at - from > within && !host {
+            found.of(task.id, format!("it started {} µs after it was submitted", at - from));
         }
     }
 }
@@ -316,6 +334,24 @@ mod tests {
     }
 
     #[test]
+    fn a_task_that_starts_late_breaks_i14_unless_it_is_held_up() {
+        // A second passes between two events.
+        let with = |task: Fact, within| {
+            let mut history = history([task], vec![]);
+            history.setup.starts_within = within;
+            history
+        };
+        assert_eq!(broken(&with(good(), Some(1_000_000))), NONE);
+        assert_eq!(broken(&with(good(), Some(999_999))), [14]);
+        assert_eq!(broken(&with(good(), None)), NONE);
+        let limited = Fact { concurrency_key: Some("k".into()), ..good() };
+        assert_eq!(broken(&with(limited, Some(1))), NONE);
+        let mut slow = with(good(), Some(1));
+        slow.setup.slow = vec![(1_500_000, 1_600_000)];
+        assert_eq!(broken(&slow), NONE, "the host stood still");
+    }
+
+    #[test]
     fn a_foreign_marker_breaks_i12() {
         let mut task = good();
         task.carries = carried(&format!("result {}", marker("default")));
@@ -340,7 +376,7 @@ mod tests {
         assert_eq!(broken(&calm_at(-1_000_000)), [14]);
         let mut slow = calm_at(-1_000_000);
         slow.setup.slow = vec![(1_500_000, 2_500_000)];
-        assert_eq!(broken(&slow), NONE, "the store did not answer");
+        assert_eq!(broken(&slow), NONE, "the host stood still");
         slow.setup.slow = vec![(0, 500_000)];
         assert_eq!(broken(&slow), [14], "long before");
         let mut late = history([good()], vec![]);

@@ -85,7 +85,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     async fn new(plan: &'a Reading, bed: &'a Bed) -> Result<Self, Anyhow> {
         let records = Arc::new(Records::open(bed.folder(), "readers")?);
-        let wires = Wires::lay(&bed.client, bed.folder(), 2).await?;
+        let wires = Wires::lay(bed.client().await?, bed.folder(), 2).await?;
         let start = |server: &std::net::SocketAddr| {
             let words = vec!["--listen".to_owned(), server.to_string()];
             let process = bed.start("server", &words, &[])?;
@@ -108,7 +108,7 @@ impl<'a> Run<'a> {
         self.silent().await?;
         let settled = self.settle().await?;
         let setup = Setup { lease: 5_000_000, calm_at: self.bed.now(), settled, ..Setup::default() };
-        let history = History::gather(&self.bed.client, self.bed.folder(), setup).await?;
+        let history = History::gather(self.bed.client().await?, self.bed.folder(), setup).await?;
         self.count("tasks", history.tasks.len() as u64);
         self.count("events", history.tasks.values().map(|task| task.last_seq).sum());
         self.outcome.violations.extend(check(&history));
@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
         let task = NewTask::new(HANDLER, &program).tenant(tenant);
         let (id, owner) = (task.id, tenant.to_owned());
         let open = self.records.ask(Ask::Submit { id, tenant: owner, key: None, equal: None })?;
-        let accepted = self.bed.client.for_tenant(tenant).submit(task).await?;
+        let accepted = self.bed.client().await?.for_tenant(tenant).submit(task).await?;
         self.records.answer(open, Answer::Done { task: accepted.id, state: None })?;
         Ok((tenant, id))
     }
@@ -237,7 +237,7 @@ impl<'a> Run<'a> {
     async fn silent(&mut self) -> Result<(), Anyhow> {
         let (count, bytes) = MUCH;
         let (tenant, task) = self.submit(self.plan.readers, Op::Tell { count, bytes, every_ms: 0 }).await?;
-        self.bed.client.for_tenant(tenant).wait(task, self.plan.bound).await?;
+        self.bed.client().await?.for_tenant(tenant).wait(task, self.plan.bound).await?;
         let path = format!("/v1/tasks/{task}/events");
         let sizes = |servers: &[Post]| -> Vec<u64> {
             servers.iter().map(|post| resident(post.process.id()).unwrap_or(0)).collect()
@@ -315,7 +315,8 @@ impl<'a> Run<'a> {
         let until = Instant::now() + self.plan.bound;
         loop {
             let mut open = 0;
-            for client in TENANTS.map(|tenant| self.bed.client.for_tenant(tenant)) {
+            let client = self.bed.client().await?;
+            for client in TENANTS.map(|tenant| client.for_tenant(tenant)) {
                 open += list(&client, None).await?.iter().filter(|task| !task.state.is_final()).count();
             }
             if open == 0 || Instant::now() > until {

@@ -98,6 +98,12 @@ pub(crate) fn clock_micros() -> i64 {
     })
 }
 
+/// The newest version of the schema that this process knows.
+pub(crate) fn newest_schema() -> i64 {
+    let Ok(text) = std::env::var("LONGHAUL_FAULTS_SCHEMA") else { return i64::MAX };
+    text.parse().expect("LONGHAUL_FAULTS_SCHEMA is a version")
+}
+
 /// What happens at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {

@@ -43,6 +43,9 @@ mod tests {
     use super::super::prepare;
     use super::*;
 
+    /// What is too long for a turn.
+    const ENOUGH: Duration = Duration::from_millis(750);
+
     /// The longest of so many turns, beside others who write without a pause.
     fn longest(turns: usize, others: usize) -> Duration {
         let folder = tempfile::tempdir().expect("a folder");
@@ -66,13 +69,17 @@ mod tests {
                     }
                 });
             }
-            let longest = (0..turns).map(|_| {
+            let mut longest = Duration::ZERO;
+            for _ in 0..turns {
                 let begun = Instant::now();
-                let turn = own.transaction_with_behavior(TransactionBehavior::Immediate).expect("its turn comes");
-                turn.rollback().expect("rolls back");
-                begun.elapsed()
-            });
-            let longest = longest.max().unwrap_or_default();
+                let turn = own.transaction_with_behavior(TransactionBehavior::Immediate);
+                // One that never came has taken as long as that; the others must end before anything can fail here.
+                let came = turn.and_then(|turn| turn.rollback()).is_ok();
+                longest = longest.max(begun.elapsed());
+                if !came || longest > ENOUGH {
+                    break;
+                }
+            }
             over.store(true, Ordering::Relaxed);
             longest
         })
@@ -81,6 +88,6 @@ mod tests {
     #[test]
     fn a_turn_comes_soon_beside_others_who_write_without_a_pause() {
         let longest = longest(60, 4);
-        assert!(longest < Duration::from_secs(3), "{longest:?}");
+        assert!(longest <= ENOUGH, "{longest:?}");
     }
 }
