@@ -110,7 +110,7 @@ pub(super) async fn hints(trial: &mut Trial<'_>) -> Result<(), Broke> {
         relay.hear(&hints);
         let readable = serde_json::from_slice::<serde_json::Value>(&hints).is_ok_and(|hints| hints.is_object());
         trial.judged(if readable { Judged::Accepted } else { Judged::Refused })?;
-        if trial.drawn() % 64 == 0 {
+        if trial.drawn().is_multiple_of(64) {
             tokio::task::yield_now().await;
         }
     }

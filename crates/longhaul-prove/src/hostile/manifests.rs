@@ -127,7 +127,7 @@ pub(super) async fn schemas(trial: &mut Trial<'_>) -> Result<(), Broke> {
 pub(super) async fn artifacts(trial: &mut Trial<'_>) -> Result<(), Broke> {
     let mut artifacts = Artifacts::open("memory:")?;
     while let Some(input) = trial.draw()? {
-        if trial.drawn() % 5_000 == 0 {
+        if trial.drawn().is_multiple_of(5_000) {
             artifacts = Artifacts::open("memory:")?;
         }
         let stored = artifacts.put("t", input.clone().into()).await?;
