@@ -252,7 +252,7 @@ fn handlers(worker: Worker, client: &Client, ledger: &str) -> Worker {
             }
         })
         // Has the lock until it is told to go on, and then writes with its token: to the ledger, and to the
-        // state of a task. Says what became of both.
+        // state of a task. Says what became of both; with such a task, not before it may end.
         .handler("long", move |run: Run, (name, max_hold, shared): (String, u64, Option<TaskId>)| {
             let (ledger, client) = (Arc::clone(&long), client.clone());
             async move {
@@ -261,7 +261,7 @@ fn handlers(worker: Worker, client: &Client, ledger: &str) -> Worker {
                 write(&ledger, token, &name).await?;
                 run.publish("test.inside", &token).await?;
                 // In a step: the run stays where it is, with its worker.
-                run.step("write", async || {
+                let write = run.step("write", async || {
                     while !go_file(&ledger).exists() {
                         tokio::time::sleep(Duration::from_millis(10)).await;
                     }
@@ -272,8 +272,12 @@ fn handlers(worker: Worker, client: &Client, ledger: &str) -> Worker {
                         None => taken,
                     };
                     Ok::<_, TaskError>((taken, patched))
-                })
-                .await
+                });
+                let became: (bool, bool) = write.await?;
+                if shared.is_some() {
+                    run.signal::<()>("end").await?;
+                }
+                Ok::<_, TaskError>(became)
             }
         })
         .handler("wait", |run: Run, _: String| async move { run.signal::<()>("go").await })
@@ -380,13 +384,14 @@ async fn a_holder_paused_past_its_session_cannot_write_with_its_old_token(kind: 
     // The paused one goes on as if nothing had happened, and is refused by both.
     go.give();
     program.signal("-CONT");
+    let expired = one.event(paused, "lock.expired").await;
+    one.client.signal(paused, "end", &()).await.expect("taken");
     let task = one.ended(paused).await;
     assert_eq!(task.result.as_ref().map(|result| result.get()), Some("[false,false]"), "{:?}", task.error);
     let late = ledger.entries().into_iter().find(|entry| entry.who == "paused again").expect("it tried");
     assert!(!late.accepted && Some(late.token) == old);
     let (_, state) = one.client.state(shared).await.expect("answers").unwrap_or_default();
     assert_eq!(state.goal, "");
-    let expired = one.event(paused, "lock.expired").await;
     let reason = expired.data["reason"].as_str().expect("a reason").to_owned();
     if kind == Kind::Store {
         assert_eq!(reason, "max_hold");

@@ -90,6 +90,7 @@ impl Writer {
         urgent: bool,
         job: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
+        #[allow(clippy::infallible_destructuring_match, reason = "with the feature `faults` there are two places")]
         let shared = match &self.0 {
             Place::Thread(shared) => shared,
             #[cfg(feature = "faults")]
