@@ -688,6 +688,7 @@ impl Desk {
 mod tests {
     use super::*;
     use crate::event::LogEntry;
+    use crate::store::{Committed, Outcome};
     use std::task::Waker;
 
     #[test]
@@ -714,5 +715,29 @@ mod tests {
         desk.wait(&key, waiting);
         let turn = desk.poll_turn(&key, cx);
         assert!(matches!(turn, Poll::Ready(Turn::Recorded(Ok(message))) if message.get() == "7"));
+    }
+
+    #[test]
+    fn who_waits_for_the_disk_goes_on_when_a_suspension_was_refused() {
+        let mut desk = Desk::new(TaskId::new(), 1, UndoOn::default());
+        let cx = &mut Context::from_waker(Waker::noop());
+        let waiting = Waiting { kind: "lock".into(), id: "db".into(), since: None, until: None };
+        let suspend = || Outcome::Suspended { waiting: waiting.clone(), wake_after: None };
+        desk.end_commit(true, None, None, suspend());
+        let during = desk.flush();
+        assert!(desk.poll_disk(during, cx).is_pending(), "something is on its way");
+        desk.not_committed();
+        assert!(desk.poll_disk(during, cx).is_ready());
+        let after = desk.flush();
+        assert!(desk.poll_disk(after, cx).is_ready(), "nothing is");
+
+        desk.tell(NewEvent::new("test", serde_json::Value::Null));
+        desk.end_commit(true, None, None, suspend());
+        let told = desk.flush();
+        desk.not_committed();
+        assert!(desk.poll_disk(told, cx).is_pending(), "what was gathered is still to be written");
+        desk.take_commit();
+        desk.committed(&[], Committed { first_seq: 1, last_seq: 1 }).expect("readable");
+        assert!(desk.poll_disk(told, cx).is_ready());
     }
 }

@@ -112,12 +112,17 @@ impl Desk {
             }
             self.journal.saw(committed.last_seq);
         }
+        self.all_on_disk();
+        Ok(())
+    }
+
+    /// Nothing is on its way: whoever waits for what was gathered before goes on.
+    fn all_on_disk(&mut self) {
         self.batches_done = self.batch - 1;
         let done = self.batches_done;
         for (_, waker) in self.waiting_for_disk.extract_if(.., |(batch, _)| *batch <= done) {
             waker.wake();
         }
-        Ok(())
     }
 
     /// A commit was refused because an approval has expired: its use is not written, everything else
@@ -156,5 +161,9 @@ impl Desk {
         self.commits -= 1;
         let newer = std::mem::replace(&mut self.outgoing, std::mem::take(&mut self.committing));
         self.outgoing.add(newer);
+        if self.outgoing.is_empty() {
+            // It would only have suspended the run.
+            self.all_on_disk();
+        }
     }
 }
