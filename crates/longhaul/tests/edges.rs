@@ -470,6 +470,12 @@ async fn a_cancel_of_a_task_that_undoes_reaches_its_children(bed: Bed) {
 /// What must be undone cannot be read any more: that is how the task ends, not a run again and again.
 #[tokio::test]
 async fn a_task_whose_damaged_log_hides_what_to_undo_ends_and_says_so() {
+    ends_undoing_nothing("UPDATE log SET records = '[{\"done\":' WHERE seq > 1 AND records IS NOT NULL").await;
+    ends_undoing_nothing("UPDATE log SET count = 'x' WHERE seq > 1").await;
+    ends_undoing_nothing("UPDATE log SET run = -1").await;
+}
+
+async fn ends_undoing_nothing(damage: &str) {
     let bed = Bed::sqlite().await;
     let worker = || {
         Worker::new(&bed.client).handler("h", |run: Run, (): ()| async move {
@@ -483,7 +489,6 @@ async fn a_task_whose_damaged_log_hides_what_to_undo_ends_and_says_so() {
     bed.waiting_for(id, "signal").await;
     first.stop().await;
     let file = rusqlite::Connection::open(bed.url.trim_start_matches("sqlite:")).expect("opens");
-    let damage = "UPDATE log SET records = '[{\"done\":' WHERE seq > 1 AND records IS NOT NULL";
     assert!(file.execute(damage, ()).expect("written") > 0);
     bed.client.cancel(id, None).await.expect("cancelled");
     let second = worker().start().await.expect("starts");
@@ -492,4 +497,33 @@ async fn a_task_whose_damaged_log_hides_what_to_undo_ends_and_says_so() {
     assert_eq!((task.state, error.code.as_str()), (State::Failed, "compensation_failed"));
     assert_eq!(error.cause.expect("the damage").code, "journal_damaged");
     second.stop().await;
+}
+
+/// A row that the store itself cannot read ends its task; those behind it in the queue are not kept waiting.
+#[tokio::test]
+async fn a_task_whose_log_cannot_be_read_ends_and_holds_up_no_other() {
+    let bed = Bed::sqlite().await;
+    bed.client.announce(&["h"]).await.expect("announced");
+    let submit = async || bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    let mut damaged = Vec::new();
+    let file = rusqlite::Connection::open(bed.url.trim_start_matches("sqlite:")).expect("opens");
+    for damage in ["run = -1", "count = -1", "run = 'x'", "count = 9999999999", "events = x'ff'"] {
+        let id = submit().await;
+        let rows = file.execute(&format!("UPDATE log SET {damage} WHERE task = ?"), [id.0.as_bytes()]);
+        assert_eq!(rows.expect("written"), 1);
+        damaged.push((damage, id));
+    }
+    let whole = submit().await;
+    let worker = Worker::new(&bed.client)
+        .handler("h", |_: Run, (): ()| async { Ok::<_, TaskError>(()) })
+        .start()
+        .await
+        .expect("starts");
+    assert_eq!(bed.ended(whole).await.state, State::Completed);
+    for (damage, id) in damaged {
+        let task = bed.ended(id).await;
+        let error = task.error.expect("says why");
+        assert_eq!((task.state, error.code.as_str()), (State::Failed, "journal_damaged"), "{damage}");
+    }
+    worker.stop().await;
 }

@@ -203,8 +203,13 @@ async fn under_a_run(
     let id = client.submit(task).await?.id;
     settled(client, id).await?;
     let key = Column::Blob(id.0.as_bytes().to_vec());
-    let (table, column) =
-        *trial.mutator.dice.one_of(&[("log", "records"), ("log", "events"), ("states", "state")]);
+    let (table, column) = *trial.mutator.dice.one_of(&[
+        ("log", "records"),
+        ("log", "events"),
+        ("log", "run"),
+        ("log", "count"),
+        ("states", "state"),
+    ]);
     let query = format!("SELECT {column} FROM {table} WHERE task = ? AND {column} IS NOT NULL");
     let before: Vec<Column> =
         rows.prepare(&query)?.query_map([&key], |row| row.get(0))?.collect::<Result<_, _>>()?;

@@ -183,7 +183,7 @@ impl Driver {
         loop {
             let after = journal.seen();
             let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after, LOG_PAGE)).await;
-            let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
+            let rows = rows.map_err(|error| not_read(&error))?;
             if rows.is_empty() {
                 journal.take_read();
                 return Ok(journal);
@@ -433,7 +433,7 @@ impl Driver {
         loop {
             let rows = patiently(|| self.run.inner.engine.store.log(self.run.id(), after, LOG_PAGE))
                 .await
-                .map_err(|error| TaskError::retryable("store", error.to_string()))?;
+                .map_err(|error| not_read(&error))?;
             let Some(last) = rows.last() else { break };
             after = last.last_seq();
             self.run.desk().load(&rows, false)?;
@@ -455,7 +455,7 @@ impl Driver {
         // be in the rows.
         let heard = self.run.inner.signals.borrow().last_seq.max(self.run.desk().heard());
         let rows = others_rows(&self.run.inner.engine, self.run.id(), seen, u64::MAX).await;
-        let rows = rows.map_err(|error| TaskError::retryable("store", error.to_string()))?;
+        let rows = rows.map_err(|error| not_read(&error))?;
         let newest = rows.last().map(LogRow::last_seq);
         let mut desk = self.run.desk();
         desk.load(&rows, false)?;
@@ -496,7 +496,7 @@ impl Driver {
                 Ok(others) => desk.committed(&others, committed),
                 Err(error) => {
                     let written = desk.committed(&[], committed);
-                    written.and(Err(TaskError::retryable("store", error.to_string())))
+                    written.and(Err(not_read(&error)))
                 }
             },
             Ok(Err(refused)) => {
@@ -511,7 +511,7 @@ impl Driver {
                     }
                     CommitRefused::Stale { .. } => match others {
                         Ok(others) => desk.load(&others, false),
-                        Err(error) => Err(TaskError::retryable("store", error.to_string())),
+                        Err(error) => Err(not_read(&error)),
                     },
                 }
             }
@@ -570,6 +570,14 @@ async fn write(engine: Arc<Engine>, commit: Commit, seen: u64) -> Written {
     };
     let others = others_rows(&engine, commit.task, seen, before).await;
     (answer, others)
+}
+
+/// Why a log could not be read. One that is damaged will be so the next time.
+fn not_read(error: &StoreError) -> TaskError {
+    match error {
+        StoreError::Incompatible(why) => TaskError::fatal("journal_damaged", why.clone()),
+        _ => TaskError::retryable("store", error.to_string()),
+    }
 }
 
 /// The rows that others wrote to a task's log after number `after` and before number `before`.

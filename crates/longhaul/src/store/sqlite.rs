@@ -358,6 +358,9 @@ fn trust_library(version: i32) -> Result<(), StoreError> {
 
 /// What an error of SQLite means for the caller.
 pub(super) fn store_error(error: rusqlite::Error) -> StoreError {
+    if is_unreadable(&error) {
+        return StoreError::Incompatible(format!("a row of the database is damaged ({error}); restore a backup"));
+    }
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             StoreError::Unavailable("another process holds the database file".to_owned())
@@ -369,6 +372,15 @@ pub(super) fn store_error(error: rusqlite::Error) -> StoreError {
         }
         _ => StoreError::Failed(error.to_string()),
     }
+}
+
+/// Whether a row has something else in it than was ever written there.
+pub(super) fn is_unreadable(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
+    matches!(
+        error,
+        FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..)
+    )
 }
 
 #[async_trait]

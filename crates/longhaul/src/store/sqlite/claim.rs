@@ -7,7 +7,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::rows::{self, Id, Teller};
-use super::{Tx, store_error};
+use super::{Tx, is_unreadable, store_error};
 use crate::event::{LogEntry, LogRow, NewEvent};
 use crate::record::{Record, UndoOn};
 use crate::store::clock::micros;
@@ -195,7 +195,9 @@ fn take(
     Ok(lease)
 }
 
-/// The log of a task with `lease.last_seq` events, as far as a lease carries it.
+/// The log of a task with `lease.last_seq` events, as far as a lease carries it. Nothing of one that
+/// cannot be read: its run finds that out and ends the task. An error here would keep everyone waiting
+/// who comes after it.
 fn log_for(tx: &Tx<'_>, lease: &Lease) -> Result<Vec<LogRow>, StoreError> {
     let sql = if lease.last_seq <= LOG_WITH_CLAIM {
         include_str!("sql/claim_log.sql")
@@ -203,7 +205,10 @@ fn log_for(tx: &Tx<'_>, lease: &Lease) -> Result<Vec<LogRow>, StoreError> {
         include_str!("sql/claim_log_first.sql")
     };
     let mut select = tx.sql.prepare_cached(sql).map_err(store_error)?;
-    select.query_map([Id::from(lease.task)], rows::log_row).and_then(Iterator::collect).map_err(store_error)
+    match select.query_map([Id::from(lease.task)], rows::log_row).and_then(Iterator::collect) {
+        Err(error) if is_unreadable(&error) => Ok(Vec::new()),
+        log => log.map_err(store_error),
+    }
 }
 
 /// The leases this very claim got before, when its answer was lost.
