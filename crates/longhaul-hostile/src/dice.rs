@@ -5,6 +5,11 @@
 pub struct Dice(u64);
 
 impl Dice {
+    /// The source of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// The source of part `part` of what a seed stands for.
     pub fn of(seed: u64, part: &str) -> Self {
         // FNV-1a, so that every part has numbers of its own.

@@ -1,29 +1,27 @@
-//! Chance that is the same again for the same seed, in every version: SplitMix64.
+//! What is drawn from a seed: tasks, faults, and what people decide.
+
+use longhaul_hostile::Dice;
 
 /// A source of numbers.
 #[derive(Clone, Debug)]
-pub struct Chance(u64);
+pub struct Chance(Dice);
 
 impl Chance {
     /// The source of this seed.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(Dice::new(seed))
     }
 
     /// A source of its own for part `part` of what a seed stands for.
     pub fn of(seed: u64, part: u64) -> Self {
-        let mut chance = Self(seed ^ part.wrapping_mul(0xd134_2543_de82_ef95));
+        let mut chance = Self::new(seed ^ part.wrapping_mul(0xd134_2543_de82_ef95));
         chance.draw();
         chance
     }
 
     /// The next number.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     /// A number from `low` to `high`.

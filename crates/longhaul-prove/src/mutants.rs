@@ -10,6 +10,13 @@ use crate::bed::Kind;
 use crate::drive::{Drive, Faults, Outcome};
 use crate::simulate::{Seeds, simulate_many};
 
+/// The mutant of that name.
+pub fn named(name: &str) -> Result<Mutant, Anyhow> {
+    let names: Vec<&str> = Mutant::ALL.into_iter().map(Mutant::name).collect();
+    let known = Mutant::ALL.into_iter().find(|mutant| mutant.name() == name);
+    known.ok_or_else(|| format!("there is no mutant '{name}'; there are {}", names.join(", ")).into())
+}
+
 /// The invariants by which a mutant may be found; the first is the one it breaks.
 pub fn breaks(mutant: Mutant) -> u8 {
     match mutant {

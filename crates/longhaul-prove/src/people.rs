@@ -92,7 +92,8 @@ impl Helper<'_> {
         let id = task.id;
         match waiting.kind.as_str() {
             "signal" => {
-                // Once for each name: a second one would be kept for nobody.
+                // Once for each name: a second one would be kept for nobody. One that came too late for a task that is
+                // resumed afterwards was not sent.
                 if self.done().contains(&(id, waiting.id.clone())) {
                     return Ok(());
                 }
@@ -114,14 +115,14 @@ impl Helper<'_> {
         Ok(())
     }
 
-    /// The same over HTTP, if this one uses servers.
+    /// The same over HTTP, if this one uses servers; gives whether it was done.
     async fn by_web(&self, task: &Task, asking: Asking<'_>, ask: &Ask) -> Result<Option<bool>, Anyhow> {
         let Some(web) = self.web.filter(|_| task.id.0.as_u128().is_multiple_of(2)) else { return Ok(None) };
         let open = self.records.ask(ask.clone())?;
         let answer = answer_over_http(Some(task.id), &web.ask(&task.tenant, asking).await);
-        let known = !matches!(answer, Answer::Unknown { .. });
+        let done = matches!(answer, Answer::Done { .. });
         self.records.answer(open, answer)?;
-        Ok(Some(known))
+        Ok(Some(done))
     }
 
     /// Approves or denies over HTTP, if this one uses servers; gives whether it did.
@@ -130,7 +131,7 @@ impl Helper<'_> {
         Ok(self.by_web(task, Asking::post(&path, body), ask).await?.is_some())
     }
 
-    /// Asks, and records it; gives whether there was an answer.
+    /// Asks, and records it; gives whether it was done.
     async fn ask(
         &self,
         task: TaskId,
@@ -139,9 +140,9 @@ impl Helper<'_> {
     ) -> Result<bool, Anyhow> {
         let open = self.records.ask(ask)?;
         let answer = asking.await;
-        let known = !matches!(answer, Err(Error::Store(_)));
+        let done = answer.is_ok();
         self.records.answer(open, answer_of(task, answer.map(|told| (task, Some(told.state)))))?;
-        Ok(known)
+        Ok(done)
     }
 
     async fn answer(&self, task: &Task) -> Result<(), Anyhow> {
