@@ -83,6 +83,14 @@ pub struct Faults {
     pub broker: u32,
 }
 
+impl Faults {
+    /// Whether a process, or its way to the store, may be stopped in the middle of a transaction.
+    fn stop_processes(&self) -> bool {
+        let Self { kills, freezes, restarts, points, network, .. } = self;
+        *points || kills + freezes + restarts + network.cuts + network.holds + network.lost_answers > 0
+    }
+}
+
 /// What came of it.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -117,6 +125,8 @@ const CLIENTS: u64 = 2;
 const MOST_TRIES: u32 = 8;
 /// How long a process has to get to its failpoint.
 const TO_FIRE: Duration = Duration::from_secs(6);
+/// How long PostgreSQL lets a transaction be that does nothing, or that waits, microseconds.
+const TRANSACTION: i64 = 30_000_000;
 /// How long it is left alone afterwards: longer than the longest delay.
 const TO_RECOVER: Duration = Duration::from_millis(1_800);
 
@@ -298,6 +308,7 @@ impl<'a> Driver<'a> {
             hooked: wires.is_some(),
             ticks,
             arrives: bed.broker.is_some(),
+            held: if drive.faults.stop_processes() && drive.kind == Kind::Postgres { TRANSACTION } else { 0 },
             starts_within: (network.deaf > 0 && network.exhausted == 0).then_some(TO_BE_LOOKED_FOR),
         };
         let history = History::gather(client, bed.folder(), setup).await?;

@@ -54,6 +54,9 @@ pub struct Setup {
     pub ticks: BTreeMap<String, (i64, i64)>,
     /// Whether everything was to arrive at a broker.
     pub arrives: bool,
+    /// How long rows may be held by a transaction whose process is stopped in it, microseconds, if any is: PostgreSQL
+    /// ends it then. Claims pass over what is held.
+    pub held: i64,
     /// Within which time a task that nothing holds up must have started, microseconds, if the faults do not stand in its way.
     pub starts_within: Option<i64>,
 }

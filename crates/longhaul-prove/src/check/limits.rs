@@ -14,7 +14,7 @@ use crate::program::Op;
 /// How much waiting one step of priority is worth, microseconds: what queues have unless they are told otherwise.
 const AGEING: i64 = 86_400_000_000;
 /// For how long one that came first may be passed over, microseconds: a claim does not see what was written a moment ago, and
-/// leaves rows alone that others hold.
+/// leaves rows alone that others hold. (Longer where a process is stopped while it holds them: `Setup::held`.)
 const PASSED_OVER: i64 = 2_000_000;
 
 /// I11: no more tasks of a key are at work than may be, a lock has one holder at a time and its tokens grow, and of two tasks
@@ -151,6 +151,7 @@ fn order(view: &View<'_>, found: &mut Found<'_>) {
         started: i64,
     }
     let slow = &view.history.setup.slow;
+    let passed_over = PASSED_OVER + view.history.setup.held;
     let mut all: Vec<Waiting> = Vec::new();
     for task in view.tasks().filter(|task| task.concurrency_key.is_none() && task.is_root()) {
         let started = task.events.iter().find(|event| event.kind == "task.started");
@@ -165,10 +166,10 @@ fn order(view: &View<'_>, found: &mut Found<'_>) {
     // Those that have been ready for long enough, the lowest rank first.
     let mut line: BinaryHeap<Reverse<(i64, i64, i64, TaskId)>> = BinaryHeap::new();
     for one in &all {
-        while let Some(other) = coming.next_if(|other| other.ready + PASSED_OVER < one.started) {
+        while let Some(other) = coming.next_if(|other| other.ready + passed_over < one.started) {
             line.push(Reverse((other.rank, other.started, other.ready, other.task)));
         }
-        while line.peek().is_some_and(|Reverse((_, started, ..))| *started <= one.started + PASSED_OVER) {
+        while line.peek().is_some_and(|Reverse((_, started, ..))| *started <= one.started + passed_over) {
             line.pop();
         }
         let Some(Reverse((rank, started, ready, task))) = line.peek().copied() else { continue };
