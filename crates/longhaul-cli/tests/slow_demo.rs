@@ -24,6 +24,11 @@ struct Demo {
 
 impl Demo {
     fn start(args: &[&str]) -> Self {
+        Self::start_with(args, None)
+    }
+
+    /// With a defect built into its engine, by the name of that.
+    fn start_with(args: &[&str], mutant: Option<&str>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut child = Command::new(env!("CARGO_BIN_EXE_longhaul"))
             .arg("demo")
@@ -32,6 +37,7 @@ impl Demo {
             // What is configured here is none of the demo's.
             .env("LONGHAUL_STORE", "postgres://nobody@127.0.0.1:1/nothing")
             .env("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+            .envs(mutant.map(|name| ("LONGHAUL_MUTANT", name)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -134,6 +140,20 @@ fn the_demo_shows_that_every_promise_held_and_leaves_nothing_behind() {
     }
     assert!(!said.contains('\u{1b}'), "no colours on a pipe");
     assert!(is_empty(folder.path()), "its folder is removed");
+}
+
+/// The table is judged from outside of the engine: it says so when that does not keep what it promises.
+#[test]
+fn a_defect_of_the_engine_makes_the_demo_fail_in_the_row_that_it_breaks() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for (mutant, broken) in [("fence_not_checked", "late_writes_refused"), ("undo_forward", "undone_in_reverse")] {
+        let (status, data, said, _folder) = Demo::start_with(&["--fast", "--json"], Some(mutant)).end();
+        assert_eq!(status.code(), Some(1), "{mutant}: {said}\n{data}");
+        let answer: Value = serde_json::from_str(&data).expect("one line of JSON");
+        let rows = answer["rows"].as_array().expect("rows");
+        let row = rows.iter().find(|row| row["name"] == broken).expect("the row is there");
+        assert_eq!(row["ok"], false, "{mutant}: {answer:#}");
+    }
 }
 
 #[test]

@@ -148,13 +148,17 @@ impl Process {
     }
 }
 
-/// A `longhaul` with nothing of the surroundings: what is configured on this machine, keys included, is none of the
+/// What the demo's processes have of the surroundings. The last is for tests of the demo itself: only an engine with the
+/// feature `faults` knows it.
+const SURROUNDINGS: [&str; 5] = ["PATH", "LANG", "TZ", "TMPDIR", "LONGHAUL_MUTANT"];
+
+/// A `longhaul` with nothing else of the surroundings: what is configured on this machine, keys included, is none of the
 /// demo's.
 fn longhaul(world: &World, args: &[&str]) -> Result<Command, Failure> {
     let program = std::env::current_exe().map_err(|error| Failure::internal(error.to_string()))?;
     let mut command = Command::new(program);
     command.args(args).current_dir(world.folder()).env_clear();
-    for name in ["PATH", "LANG", "TZ", "TMPDIR"] {
+    for name in SURROUNDINGS {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
         }
