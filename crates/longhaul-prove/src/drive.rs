@@ -117,7 +117,7 @@ const START_GRACE: i64 = 15_000_000;
 const TO_BE_LOOKED_FOR: i64 = 6_000_000;
 /// How many tasks one client process submits, at least and at most: with failpoints few, because many processes are wanted.
 const SLICE: (u64, u64) = (50, 1_000);
-/// So many clients may be at work beyond the planned tasks.
+/// So many clients may be at work when others begin: a store that is slower than the pace makes it slower.
 const MOST_CLIENTS: usize = 8;
 /// How many clients submit each slice.
 const CLIENTS: u64 = 2;
@@ -458,10 +458,10 @@ impl<'a> Driver<'a> {
         // Failpoints are reached only while there is work.
         let due = self.drive.every * u32::try_from(clients.slices * self.slice())?;
         let points_left = points_left(plans, posts);
-        let more = clients.slices * self.slice() < self.drive.tasks
-            || (points_left && clients.running.len() < MOST_CLIENTS);
+        let more = clients.slices * self.slice() < self.drive.tasks || points_left;
         // A moment earlier, so that those of a slice begin together.
-        if more && begin.elapsed() + Duration::from_millis(300) >= due {
+        let free = clients.running.len() < MOST_CLIENTS;
+        if more && free && begin.elapsed() + Duration::from_millis(300) >= due {
             let (from, to) = (clients.slices * self.slice(), (clients.slices + 1) * self.slice());
             let to = if points_left { to } else { to.min(self.drive.tasks) };
             let begin_at = boot_micros() + 300_000;
