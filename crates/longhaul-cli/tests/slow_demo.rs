@@ -144,15 +144,19 @@ fn the_demo_shows_that_every_promise_held_and_leaves_nothing_behind() {
 
 /// The table is judged from outside of the engine: it says so when that does not keep what it promises.
 #[test]
-fn a_defect_of_the_engine_makes_the_demo_fail_in_the_row_that_it_breaks() {
+fn a_defect_of_the_engine_makes_the_demo_fail_in_a_row_that_it_breaks() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    for (mutant, broken) in [("fence_not_checked", "late_writes_refused"), ("undo_forward", "undone_in_reverse")] {
+    // Which of the first three a run shows depends on what the stopped worker was doing.
+    let fences = ["recorded_run_again", "stale_fences", "late_writes_refused"];
+    let undos = ["undone_in_reverse"];
+    for (mutant, breaks) in [("fence_not_checked", &fences[..]), ("undo_forward", &undos)] {
         let (status, data, said, _folder) = Demo::start_with(&["--fast", "--json"], Some(mutant)).end();
         assert_eq!(status.code(), Some(1), "{mutant}: {said}\n{data}");
         let answer: Value = serde_json::from_str(&data).expect("one line of JSON");
-        let rows = answer["rows"].as_array().expect("rows");
-        let row = rows.iter().find(|row| row["name"] == broken).expect("the row is there");
-        assert_eq!(row["ok"], false, "{mutant}: {answer:#}");
+        let mut rows = answer["rows"].as_array().expect("rows").iter();
+        let broken =
+            rows.any(|row| row["ok"] == false && row["name"].as_str().is_some_and(|name| breaks.contains(&name)));
+        assert!(broken, "{mutant}: {answer:#}");
     }
 }
 
