@@ -396,11 +396,14 @@ impl<'a> Driver<'a> {
             let clients_left = clients.running.iter().any(|(_, planned)| planned.is_some());
             let processes = kills < faults.kills || freezes < faults.freezes || restarts < faults.restarts;
             let left = processes || storm.goes_on();
-            let submitting = clients.slices * self.slice() < self.drive.tasks;
+            let submitted = clients.slices * self.slice();
+            let submitting = submitted < self.drive.tasks;
+            // Until the end, also when the store is slower than the pace.
+            let early = submitting && u64::from(kills) * self.drive.tasks > submitted * u64::from(faults.kills);
             if !left && !points_left && !clients_left && !submitting && frozen.is_empty() {
                 break;
             }
-            if left && now >= next {
+            if left && !early && now >= next {
                 next = now + faults.every;
                 // Evenly among the kills.
                 let turn = kills >= faults.kills || restarts * (faults.kills + 1) <= kills * faults.restarts;

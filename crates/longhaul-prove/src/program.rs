@@ -16,6 +16,8 @@ pub const TENANTS: [&str; 2] = ["default", "beta"];
 pub const KEYS: [(&str, u32); 3] = [("one", 1), ("two", 2), ("three", 3)];
 /// The locks.
 pub const LOCKS: [&str; 3] = ["left", "middle", "right"];
+/// So many tasks share them; the next ones have locks of their own, or the lines before them would grow for as long as a run lasts.
+const SHARE_LOCKS: u64 = 200;
 /// How long an equal submit is the same task, where that is asked for.
 pub const WINDOW: Duration = Duration::from_secs(600);
 /// How often a step is tried, and the first pause and the longest in between.
@@ -336,7 +338,7 @@ impl Draw {
         match self.chance.between(1, 100) {
             1..=60 => Op::Step(self.step()),
             61..=66 => {
-                let lock = (*self.chance.one_of(&LOCKS)).to_owned();
+                let lock = format!("{}-{}", self.chance.one_of(&LOCKS), number / SHARE_LOCKS);
                 Op::Locked { lock, step: Step { ms: self.chance.between(5, 40), ..self.step() } }
             }
             67..=74 => Op::Together((0..self.chance.between(2, 4)).map(|_| self.step()).collect()),

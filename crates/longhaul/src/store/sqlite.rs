@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+#[cfg(feature = "faults")]
+use std::sync::Mutex;
 
 use async_trait::async_trait;
 use rusqlite::config::DbConfig;
@@ -35,6 +36,7 @@ mod locks;
 mod outbox;
 mod overview;
 mod read;
+mod readers;
 mod rows;
 mod schedule;
 mod sessions;
@@ -42,12 +44,11 @@ mod submit;
 mod subscribers;
 mod sweep;
 mod turn;
+mod wal;
 mod writer;
 
+use readers::Readers;
 use writer::Writer;
-
-/// How many reading connections are kept.
-const READERS: usize = 4;
 
 /// See the module.
 pub(crate) struct SqliteStore {
@@ -190,12 +191,7 @@ impl SqliteStore {
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         match &self.readers {
-            Some(readers) => {
-                let readers = Arc::clone(readers);
-                tokio::task::spawn_blocking(move || readers.with(job))
-                    .await
-                    .map_err(|error| StoreError::Failed(error.to_string()))?
-            }
+            Some(readers) => readers.read(job).await,
             None => self.writer.call(false, move |connection| job(connection).map_err(store_error)).await,
         }
     }
@@ -271,40 +267,6 @@ impl Tx<'_> {
     }
 }
 
-/// Reading connections, opened as needed and kept for the next reader.
-struct Readers {
-    path: String,
-    idle: Mutex<Vec<Connection>>,
-}
-
-impl Readers {
-    fn new(path: String) -> Self {
-        Self { path, idle: Mutex::default() }
-    }
-
-    fn with<T>(&self, job: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let pooled = idle().pop();
-        let connection = match pooled {
-            Some(connection) => connection,
-            None => {
-                let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-                let connection = Connection::open_with_flags(&self.path, flags).map_err(store_error)?;
-                connection.busy_timeout(Duration::from_secs(5)).map_err(store_error)?;
-                connection.pragma_update(None, "query_only", true).map_err(store_error)?;
-                connection.pragma_update(None, "cache_size", -1_024).map_err(store_error)?;
-                connection
-            }
-        };
-        let result = job(&connection).map_err(store_error);
-        let mut idle = idle();
-        if idle.len() < READERS {
-            idle.push(connection);
-        }
-        result
-    }
-}
-
 /// Checks the library, sets the pragmas and brings the schema up to date.
 fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError> {
     trust_library(rusqlite::version_number())?;
@@ -316,9 +278,10 @@ fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError
     connection
         .execute_batch(&format!(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -{cache_kib};
-             PRAGMA wal_autocheckpoint = 4000; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;"
+             PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;"
         ))
         .map_err(store_error)?;
+    wal::keep_short(connection).map_err(store_error)?;
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(store_error)?;
     transaction

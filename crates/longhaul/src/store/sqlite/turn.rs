@@ -19,15 +19,25 @@ pub(super) fn wait_evenly(connection: &mut Connection) -> rusqlite::Result<()> {
     connection.busy_handler(Some(look_again))
 }
 
+thread_local! {
+    static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+    static MOST: Cell<Duration> = const { Cell::new(PATIENCE) };
+}
+
+/// Waits only for so long in `job`.
+pub(super) fn with_patience<T>(patience: Duration, job: impl FnOnce() -> T) -> T {
+    MOST.set(patience);
+    let done = job();
+    MOST.set(PATIENCE);
+    done
+}
+
 /// Whether to look again, after a pause. `looks` begins with 0 for each turn that is waited for.
 fn look_again(looks: i32) -> bool {
-    thread_local! {
-        static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    }
     if looks == 0 {
         SINCE.set(Some(Instant::now()));
     }
-    let pause = pause_after(SINCE.get().map_or(Duration::ZERO, |since| since.elapsed()));
+    let pause = pause_after(SINCE.get().map_or(Duration::ZERO, |since| since.elapsed()), MOST.get());
     if let Some(pause) = pause {
         std::thread::sleep(pause);
     }
@@ -35,8 +45,8 @@ fn look_again(looks: i32) -> bool {
 }
 
 /// The pause before the next look of one who has waited for so long: the same for all; `None` when it was long enough.
-fn pause_after(waited: Duration) -> Option<Duration> {
-    (waited < PATIENCE).then_some(PAUSE)
+fn pause_after(waited: Duration, most: Duration) -> Option<Duration> {
+    (waited < most).then_some(PAUSE)
 }
 
 #[cfg(test)]
@@ -46,9 +56,9 @@ mod tests {
 
     #[test]
     fn who_has_waited_long_looks_as_often_as_who_has_just_come() {
-        assert_eq!(pause_after(Duration::ZERO), Some(PAUSE));
-        assert_eq!(pause_after(PATIENCE - Duration::from_millis(1)), Some(PAUSE));
-        assert_eq!(pause_after(PATIENCE), None);
+        assert_eq!(pause_after(Duration::ZERO, PATIENCE), Some(PAUSE));
+        assert_eq!(pause_after(PATIENCE - Duration::from_millis(1), PATIENCE), Some(PAUSE));
+        assert_eq!(pause_after(PATIENCE, PATIENCE), None);
     }
 
     #[test]
