@@ -48,6 +48,7 @@ mod wal;
 mod writer;
 
 use readers::Readers;
+use wal::Log;
 use writer::Writer;
 
 /// See the module.
@@ -89,18 +90,18 @@ impl SqliteStore {
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let mut connection = Connection::open_with_flags(&path, flags)
                 .map_err(|error| StoreError::Url(format!("cannot open '{path}': {error}")))?;
-            prepare(&mut connection, 24 * 1024)?;
-            Ok::<_, StoreError>((connection, path))
+            let log = prepare(&mut connection, 24 * 1024)?;
+            Ok::<_, StoreError>((connection, log, path))
         });
-        let (connection, path) = opened.await.map_err(|error| StoreError::Failed(error.to_string()))??;
-        Self::with(connection, Some(Readers::new(path)), hints)
+        let (connection, log, path) = opened.await.map_err(|error| StoreError::Failed(error.to_string()))??;
+        Self::with(connection, log, Some(Readers::new(path)), hints)
     }
 
     /// A store that lives in memory and ends with this value.
     pub(crate) fn in_memory(hints: Arc<Hints>) -> Result<Self, StoreError> {
         let mut connection = Connection::open_in_memory().map_err(store_error)?;
-        prepare(&mut connection, 16 * 1024)?;
-        Self::with(connection, None, hints)
+        let log = prepare(&mut connection, 16 * 1024)?;
+        Self::with(connection, log, None, hints)
     }
 
     /// A database in memory for several stores of this process, see [`SqliteStore::on`].
@@ -117,9 +118,14 @@ impl SqliteStore {
         Self::made_of(Writer::here(database), None, hints)
     }
 
-    fn with(connection: Connection, readers: Option<Readers>, hints: Arc<Hints>) -> Result<Self, StoreError> {
+    fn with(
+        connection: Connection,
+        log: Log,
+        readers: Option<Readers>,
+        hints: Arc<Hints>,
+    ) -> Result<Self, StoreError> {
         let shared_file = readers.is_some();
-        let writer = Writer::start(connection, shared_file.then(|| Arc::clone(&hints)))
+        let writer = Writer::start(connection, log, shared_file.then(|| Arc::clone(&hints)))
             .map_err(|error| StoreError::Failed(format!("cannot start the writer thread: {error}")))?;
         Ok(Self::made_of(writer, readers, hints))
     }
@@ -268,7 +274,7 @@ impl Tx<'_> {
 }
 
 /// Checks the library, sets the pragmas and brings the schema up to date.
-fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError> {
+fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<Log, StoreError> {
     trust_library(rusqlite::version_number())?;
     turn::wait_evenly(connection).map_err(store_error)?;
     connection.set_prepared_statement_cache_capacity(128);
@@ -281,7 +287,7 @@ fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError
              PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;"
         ))
         .map_err(store_error)?;
-    wal::keep_short(connection).map_err(store_error)?;
+    let log = Log::of(connection).map_err(store_error)?;
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(store_error)?;
     transaction
@@ -302,7 +308,8 @@ fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<(), StoreError
             )
             .map_err(store_error)?;
     }
-    transaction.commit().map_err(store_error)
+    transaction.commit().map_err(store_error)?;
+    Ok(log)
 }
 
 /// Refuses libraries that can corrupt a WAL database (the WAL-reset bug of 3.7.0 to 3.51.2).

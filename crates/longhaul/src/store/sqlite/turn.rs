@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 
 /// How long a turn is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,6 +30,14 @@ pub(super) fn with_patience<T>(patience: Duration, job: impl FnOnce() -> T) -> T
     let done = job();
     MOST.set(PATIENCE);
     done
+}
+
+/// Begins a transaction, if nobody else has the turn.
+pub(super) fn begin_if_free(connection: &mut Connection) -> rusqlite::Result<Option<Transaction<'_>>> {
+    match with_patience(Duration::ZERO, || connection.transaction_with_behavior(TransactionBehavior::Immediate)) {
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(None),
+        begun => begun.map(Some),
+    }
 }
 
 /// Whether to look again, after a pause. `looks` begins with 0 for each turn that is waited for.
