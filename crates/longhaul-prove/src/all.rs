@@ -233,7 +233,7 @@ fn hunted(mutant: Mutant, store: String, seed: u64, outcome: &Outcome) -> Hunted
 }
 
 /// One run for each kind of trouble with disk, network and server, and how many tasks it has.
-fn bad_disks_and_networks() -> [(&'static str, Kind, u64, Faults); 7] {
+fn bad_disks_and_networks() -> [(&'static str, Kind, u64, Faults); 8] {
     let every = Duration::from_millis(1_500);
     let disk = |disk| Faults { kills: 5, every, disk, ..Faults::default() };
     let network = |network| Faults { kills: 5, every, network, ..Faults::default() };
@@ -269,6 +269,12 @@ fn bad_disks_and_networks() -> [(&'static str, Kind, u64, Faults); 7] {
             Kind::Postgres,
             1_000,
             network(NetworkFaults { exhausted: 5, ..no_network.clone() }),
+        ),
+        (
+            "no connections left in the pools",
+            Kind::Postgres,
+            2_000,
+            network(NetworkFaults { locked: 4, ..no_network.clone() }),
         ),
         (
             "an old transaction",

@@ -78,6 +78,7 @@ impl Found<'_> {
 struct View<'a> {
     history: &'a History,
     lines: HashMap<TaskId, Vec<&'a Line>>,
+    undos: HashMap<TaskId, Vec<&'a Fact>>,
 }
 
 impl<'a> View<'a> {
@@ -86,11 +87,22 @@ impl<'a> View<'a> {
         for line in &history.ledger {
             lines.entry(task_of(&line.what)).or_default().push(line);
         }
-        Self { history, lines }
+        let mut undos: HashMap<TaskId, Vec<&Fact>> = HashMap::new();
+        for undo in history.tasks.values() {
+            if let Some(task) = undo.undo_of {
+                undos.entry(task).or_default().push(undo);
+            }
+        }
+        Self { history, lines, undos }
     }
 
     fn tasks(&self) -> impl Iterator<Item = &'a Fact> {
         self.history.tasks.values()
+    }
+
+    /// The tasks that undo a task by request.
+    fn undos(&self, task: TaskId) -> &[&'a Fact] {
+        self.undos.get(&task).map_or(&[], Vec::as_slice)
     }
 
     fn lines(&self, task: TaskId) -> &[&'a Line] {

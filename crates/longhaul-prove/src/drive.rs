@@ -87,7 +87,9 @@ impl Faults {
     /// Whether a process, or its way to the store, may be stopped in the middle of a transaction.
     fn stop_processes(&self) -> bool {
         let Self { kills, freezes, restarts, points, network, .. } = self;
-        *points || kills + freezes + restarts + network.cuts + network.holds + network.lost_answers > 0
+        *points
+            || kills + freezes + restarts + network.cuts + network.holds + network.lost_answers + network.locked
+                > 0
     }
 }
 
@@ -352,7 +354,7 @@ impl<'a> Driver<'a> {
                 variables.push(("LONGHAUL_FAULTS_CLOCK".to_owned(), off.to_owned()));
                 self.count("clocks an hour off", 1);
             }
-            let words = ["--slots", "16", "--lease-ms", &lease].map(str::to_owned).to_vec();
+            let words = ["--slots", "32", "--lease-ms", &lease].map(str::to_owned).to_vec();
             posts.push(Post::start(self.bed, "worker", words, variables)?);
         }
         // One of them has the subscriber, and gets to its failpoints; the other waits for it to die. A short lease: with

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use longhaul::{Ask, Client, Event, Filter, State, Task, TaskError, TaskId};
 
 use crate::Anyhow;
@@ -147,6 +148,9 @@ impl Fact {
     }
 }
 
+/// How many tasks are read at once in the end.
+const READ_AT_ONCE: usize = 16;
+
 /// The tenants whose markers a text carries.
 pub fn carried(text: &str) -> Vec<&'static str> {
     TENANTS.into_iter().filter(|tenant| text.contains(&marker(tenant))).collect()
@@ -180,13 +184,17 @@ impl History {
         let mut history = self;
         for (number, tenant) in TENANTS.into_iter().enumerate() {
             let (own, other) = (client.for_tenant(tenant), client.for_tenant(TENANTS[1 - number]));
-            for (place, task) in list(&own, None).await?.into_iter().enumerate() {
-                let id = task.id;
-                // Every task is read by its owner, some are asked for by the other.
-                if place % 50 == 0 && !matches!(other.task(id).await, Err(longhaul::Error::NotFound(_))) {
+            let tasks = list(&own, None).await?;
+            // Every task is read by its owner, some are asked for by the other.
+            for id in tasks.iter().step_by(50).map(|task| task.id) {
+                if !matches!(other.task(id).await, Err(longhaul::Error::NotFound(_))) {
                     history.seen_by_others.push(id);
                 }
-                history.tasks.insert(id, Fact::read(&own, task).await?);
+            }
+            let reading: Vec<_> = tasks.into_iter().map(|task| Fact::read(&own, task)).collect();
+            let mut facts = stream::iter(reading).buffered(READ_AT_ONCE);
+            while let Some(fact) = facts.try_next().await? {
+                history.tasks.insert(fact.id, fact);
             }
         }
         Ok(history)

@@ -70,10 +70,18 @@ async fn everything_holds_on_a_disk_that_is_full_and_cannot_sync_and_loses_power
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_holds_on_a_network_that_cuts_holds_back_loses_answers_and_has_no_connections_left() {
-    let network = NetworkFaults { cuts: 15, holds: 3, lost_answers: 15, exhausted: 1, ..NetworkFaults::default() };
+    let network = NetworkFaults {
+        cuts: 15,
+        holds: 3,
+        lost_answers: 15,
+        exhausted: 1,
+        locked: 1,
+        ..NetworkFaults::default()
+    };
     let faults = Faults { every: Duration::from_millis(150), network, ..Faults::default() };
     if let Some(outcome) = holds(Kind::Postgres, 23, 150, faults).await {
         assert_eq!((outcome.counts["connections cut"], outcome.counts["answers of commits lost"]), (15, 15));
+        assert_eq!(outcome.counts["times pools were exhausted"], 1);
     }
 }
 

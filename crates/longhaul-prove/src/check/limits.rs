@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use longhaul::TaskId;
 
-use super::lives::{generation_in, recorded};
+use super::lives::{generation_in, is_resumed, recorded};
 use super::{Found, View};
 use crate::history::Fact;
 use crate::ledger::{Call, What};
@@ -154,10 +154,13 @@ fn order(view: &View<'_>, found: &mut Found<'_>) {
     let passed_over = PASSED_OVER + view.history.setup.held;
     let mut all: Vec<Waiting> = Vec::new();
     for task in view.tasks().filter(|task| task.concurrency_key.is_none() && task.is_root()) {
-        let started = task.events.iter().find(|event| event.kind == "task.started");
-        let Some(started) = started.map(|event| event.time.as_microsecond()) else { continue };
+        let Some(place) = task.events.iter().position(|event| event.kind == "task.started") else { continue };
+        let (before, started) = (&task.events[..place], task.events[place].time.as_microsecond());
+        // One that was cancelled before it began, and opened again, comes back to the line then.
+        let resumed = before.iter().rfind(|event| is_resumed(event)).map(|event| event.time.as_microsecond());
+        let ready = resumed.unwrap_or(task.created_at);
         let rank = task.created_at - i64::from(task.priority) * AGEING;
-        all.push(Waiting { task: task.id, rank, ready: task.created_at, started });
+        all.push(Waiting { task: task.id, rank, ready, started });
     }
     all.sort_by_key(|waiting| waiting.started);
     let mut by_ready: Vec<&Waiting> = all.iter().collect();
@@ -272,5 +275,19 @@ mod tests {
         let mut limited = waiting(9, 2, 20);
         limited.concurrency_key = Some("one".into());
         assert_eq!(run(waiting(5, 1, 10), limited), NONE, "it waited for its limit");
+        let resumed = |at: i64| {
+            let mut task = waiting(9, 2, 20);
+            let mut event = task.events[0].clone();
+            (event.kind, event.time) =
+                ("task.resumed".to_owned(), jiff::Timestamp::from_second(at).expect("a time"));
+            task.events.insert(1, event);
+            for (number, event) in task.events.iter_mut().enumerate() {
+                event.seq = number as u64 + 1;
+            }
+            task.last_seq += 1;
+            task
+        };
+        assert_eq!(run(waiting(5, 1, 10), resumed(15)), NONE, "it came back later");
+        assert_eq!(run(waiting(5, 1, 10), resumed(5)), [11], "it came back before");
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn reverse(view: &View<'_>, found: &mut Found<'_>) {
 
 /// What tasks that undo this one by request did, one after the other, to what is left of it.
 fn by_request(view: &View<'_>, task: &Fact, mut left: Vec<&str>, found: &mut Found<'_>) {
-    let mut undos: Vec<&Fact> = view.tasks().filter(|undo| undo.undo_of == Some(task.id)).collect();
+    let mut undos = view.undos(task.id).to_vec();
     undos.sort_by_key(|undo| undo.created_at);
     for (number, undo) in undos.iter().enumerate() {
         if let Some(event) =

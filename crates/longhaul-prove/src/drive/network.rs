@@ -32,6 +32,9 @@ pub struct NetworkFaults {
     /// Times that all of the server's connections are in use by someone else
     #[arg(long, default_value_t = 0)]
     pub exhausted: u32,
+    /// Times that someone else locks the tasks for longer than a connection of a pool is waited for
+    #[arg(long, default_value_t = 0)]
+    pub locked: u32,
     /// A transaction of someone else is open all the time: until it ends, no event is delivered
     #[arg(long)]
     pub old_transaction: bool,
@@ -49,6 +52,10 @@ impl NetworkFaults {
 
 /// How long others have no connection.
 const EXHAUSTED_FOR: Duration = Duration::from_millis(2_000);
+/// How long the tasks are locked: who waits for a connection of its pool gives up after five seconds.
+const LOCKED_FOR: Duration = Duration::from_millis(6_500);
+/// So many connections that wait for the lock are the whole pool of a process, and more than that.
+const WAITING: i64 = 12;
 /// More connections than any server of the suite has.
 const MOST_CONNECTIONS: usize = 400;
 /// How long the server has to come back when there is room again.
@@ -106,6 +113,22 @@ impl Driver<'_> {
         let mut window = Window::new(Trouble::Exhausted, EXHAUSTED_FOR, 0);
         window.held = held;
         Ok(window)
+    }
+
+    /// Locks the tasks, until the window is closed.
+    pub(super) async fn lock_tasks(&mut self) -> Result<Window, Anyhow> {
+        let client = connect(self.server()?).await?;
+        client.batch_execute("BEGIN; LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE").await?;
+        let mut window = Window::new(Trouble::Locked, LOCKED_FOR, 0);
+        window.held = vec![client];
+        Ok(window)
+    }
+
+    /// Whether the connections of processes all wait for someone.
+    pub(super) async fn pools_are_exhausted(&self) -> Result<bool, Anyhow> {
+        let count = "SELECT count(*) FROM pg_stat_activity
+                     WHERE application_name = 'longhaul' AND wait_event_type = 'Lock'";
+        Ok(connect(self.server()?).await?.query_one(count, &[]).await?.get::<_, i64>(0) >= WAITING)
     }
 
     /// Begins a transaction that stays open.

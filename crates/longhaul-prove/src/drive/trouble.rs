@@ -32,6 +32,8 @@ pub(super) enum Trouble {
     Deaf,
     /// The server's connections are all in use.
     Exhausted,
+    /// Someone locks the tasks for so long that the connections of the processes are all in use.
+    Locked,
     /// The server's disk is full for a while.
     ServerFull,
     /// The broker is killed, and away for a while.
@@ -49,6 +51,7 @@ impl Trouble {
             Self::Network(Wrong::LostAnswer) => "a commit's answer lost",
             Self::Deaf => "a lost LISTEN",
             Self::Exhausted => "exhausted connections",
+            Self::Locked => "exhausted pools",
             Self::ServerFull => "a full disk of the server",
             Self::BrokerDown => "a broker that is down",
         }
@@ -65,6 +68,7 @@ impl Trouble {
             Self::Network(Wrong::LostAnswer) => "answers of commits lost",
             Self::Deaf => "times LISTEN was lost",
             Self::Exhausted => "times connections were exhausted",
+            Self::Locked => "times pools were exhausted",
             Self::ServerFull => "times the server's disk was full",
             Self::BrokerDown => "kills of the broker",
         }
@@ -114,6 +118,7 @@ impl Storm {
             (Trouble::Network(Wrong::LostAnswer), network.lost_answers),
             (Trouble::Deaf, network.deaf),
             (Trouble::Exhausted, network.exhausted),
+            (Trouble::Locked, network.locked),
             (Trouble::ServerFull, network.server_full),
             (Trouble::BrokerDown, faults.broker),
         ] {
@@ -178,6 +183,7 @@ impl Driver<'_> {
             }
             Trouble::Deaf => self.deafen().await?,
             Trouble::Exhausted => storm.window = Some(self.exhaust().await?),
+            Trouble::Locked => storm.window = Some(self.lock_tasks().await?),
         }
         Ok(())
     }
@@ -203,6 +209,7 @@ impl Driver<'_> {
             Trouble::SyncsFail | Trouble::SyncFailsOnce => {
                 self.disk()?.counted(Counted::FailedSyncs)? > window.before
             }
+            Trouble::Locked => self.pools_are_exhausted().await?,
             _ => true,
         };
         if !showed && now < window.give_up {
