@@ -141,17 +141,21 @@ impl Writer {
         .await
     }
 
+    /// What is shared with the thread, if there is one.
+    fn shared(&self) -> Option<&Shared> {
+        match &self.0 {
+            Place::Thread(shared) => Some(shared),
+            #[cfg(feature = "faults")]
+            Place::Here(_) => None,
+        }
+    }
+
     /// The same without the thread, where that is better; else the job is given back.
     fn transact_at_once<T, J: FnOnce(&Transaction<'_>) -> Result<T, StoreError>>(
         &self,
         job: J,
     ) -> Result<Result<T, StoreError>, J> {
-        #[allow(clippy::infallible_destructuring_match, reason = "with the feature `faults` there are two places")]
-        let shared = match &self.0 {
-            Place::Thread(shared) => shared,
-            #[cfg(feature = "faults")]
-            Place::Here(_) => return Err(job),
-        };
+        let Some(shared) = self.shared() else { return Err(job) };
         let Some(mut connection) = shared.at_once() else { return Err(job) };
         let begun = Instant::now();
         let transaction = match turn::begin_if_free(&mut connection) {
@@ -304,7 +308,7 @@ mod tests {
 
     /// Makes the writer forget what was slow.
     fn forget(writer: &Writer) {
-        let Place::Thread(shared) = &writer.0 else { unreachable!("it has a thread") };
+        let shared = writer.shared().expect("it has a thread");
         // Only when the thread is done with what it did last.
         let _free = shared.connection.lock().expect("whole");
         shared.wary.store(0, Ordering::Relaxed);
