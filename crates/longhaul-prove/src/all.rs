@@ -271,7 +271,7 @@ fn bad_disks_and_networks() -> [(&'static str, Kind, u64, Faults); 8] {
             network(NetworkFaults { exhausted: 5, ..no_network.clone() }),
         ),
         (
-            "no connections left in the pools",
+            "the tasks locked by someone",
             Kind::Postgres,
             2_000,
             network(NetworkFaults { locked: 4, ..no_network.clone() }),

@@ -81,7 +81,7 @@ async fn everything_holds_on_a_network_that_cuts_holds_back_loses_answers_and_ha
     let faults = Faults { every: Duration::from_millis(150), network, ..Faults::default() };
     if let Some(outcome) = holds(Kind::Postgres, 23, 150, faults).await {
         assert_eq!((outcome.counts["connections cut"], outcome.counts["answers of commits lost"]), (15, 15));
-        assert_eq!(outcome.counts["times pools were exhausted"], 1);
+        assert_eq!(outcome.counts["times the tasks were locked"], 1);
     }
 }
 

@@ -54,7 +54,7 @@ impl NetworkFaults {
 const EXHAUSTED_FOR: Duration = Duration::from_millis(2_000);
 /// How long the tasks are locked: who waits for a connection of its pool gives up after five seconds.
 const LOCKED_FOR: Duration = Duration::from_millis(6_500);
-/// So many connections that wait for the lock are the whole pool of a process, and more than that.
+/// So many connections of all processes must wait then; a pool has eight.
 const WAITING: i64 = 12;
 /// More connections than any server of the suite has.
 const MOST_CONNECTIONS: usize = 400;
@@ -124,8 +124,8 @@ impl Driver<'_> {
         Ok(window)
     }
 
-    /// Whether the connections of processes all wait for someone.
-    pub(super) async fn pools_are_exhausted(&self) -> Result<bool, Anyhow> {
+    /// Whether many connections of the processes wait for someone.
+    pub(super) async fn many_wait(&self) -> Result<bool, Anyhow> {
         let count = "SELECT count(*) FROM pg_stat_activity
                      WHERE application_name = 'longhaul' AND wait_event_type = 'Lock'";
         Ok(connect(self.server()?).await?.query_one(count, &[]).await?.get::<_, i64>(0) >= WAITING)

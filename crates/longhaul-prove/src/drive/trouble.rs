@@ -32,7 +32,7 @@ pub(super) enum Trouble {
     Deaf,
     /// The server's connections are all in use.
     Exhausted,
-    /// Someone locks the tasks for so long that the connections of the processes are all in use.
+    /// Someone locks the tasks, and whoever needs them waits with its connection.
     Locked,
     /// The server's disk is full for a while.
     ServerFull,
@@ -51,7 +51,7 @@ impl Trouble {
             Self::Network(Wrong::LostAnswer) => "a commit's answer lost",
             Self::Deaf => "a lost LISTEN",
             Self::Exhausted => "exhausted connections",
-            Self::Locked => "exhausted pools",
+            Self::Locked => "locked tasks",
             Self::ServerFull => "a full disk of the server",
             Self::BrokerDown => "a broker that is down",
         }
@@ -68,7 +68,7 @@ impl Trouble {
             Self::Network(Wrong::LostAnswer) => "answers of commits lost",
             Self::Deaf => "times LISTEN was lost",
             Self::Exhausted => "times connections were exhausted",
-            Self::Locked => "times pools were exhausted",
+            Self::Locked => "times the tasks were locked",
             Self::ServerFull => "times the server's disk was full",
             Self::BrokerDown => "kills of the broker",
         }
@@ -209,7 +209,7 @@ impl Driver<'_> {
             Trouble::SyncsFail | Trouble::SyncFailsOnce => {
                 self.disk()?.counted(Counted::FailedSyncs)? > window.before
             }
-            Trouble::Locked => self.pools_are_exhausted().await?,
+            Trouble::Locked => self.many_wait().await?,
             _ => true,
         };
         if !showed && now < window.give_up {
