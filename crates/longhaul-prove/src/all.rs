@@ -94,11 +94,15 @@ pub async fn all(args: AllArgs) -> Result<bool, Anyhow> {
         runs.extend(read(kind, args.seed, args.readers, args.reconnects).await?);
     }
     for round in 0..args.rounds {
-        for kind in [Kind::Sqlite, Kind::Postgres] {
+        let points = |kind| {
             let points = Faults { points: true, ..Faults::default() };
-            let plan = Drive { seed: args.seed + round, ..plan(kind, points, 500, Duration::from_millis(15)) };
-            runs.extend(ran("every failpoint", &plan).await?);
-        }
+            Drive { seed: args.seed + round, ..plan(kind, points, 500, Duration::from_millis(15)) }
+        };
+        // Side by side: most of the time each waits for a point to be reached, or for a lease.
+        let (sqlite, postgres) = (points(Kind::Sqlite), points(Kind::Postgres));
+        let (sqlite, postgres) =
+            tokio::try_join!(ran("every failpoint", &sqlite), ran("every failpoint", &postgres))?;
+        runs.extend(sqlite.into_iter().chain(postgres));
     }
     for (name, kind, tasks, faults) in bad_disks_and_networks() {
         runs.extend(ran(name, &plan(kind, faults, tasks, Duration::from_millis(15))).await?);
