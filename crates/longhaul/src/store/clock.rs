@@ -6,7 +6,7 @@
 //! offset is then part of every question put to the store.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
@@ -43,10 +43,34 @@ impl Clock {
         self.offset.load(Ordering::Relaxed) + local
     }
 
-    /// Takes over a time the store has just given. `offset` is the one it was asked with, which may
-    /// have been moved meanwhile.
-    pub(crate) fn learn(&self, store_now: i64, offset: i64) {
-        self.skew.store(store_now - offset - wall_micros(), Ordering::Relaxed);
+    /// A question whose answer will carry the store's time.
+    pub(crate) fn ask(&self) -> Asked<'_> {
+        Asked { clock: self, offset: self.offset(), at: Instant::now() }
+    }
+}
+
+/// See [`Clock::ask`].
+pub(crate) struct Asked<'a> {
+    clock: &'a Clock,
+    /// What tests had moved the clock by; they may move it again before the answer.
+    pub(crate) offset: i64,
+    at: Instant,
+}
+
+impl Asked<'_> {
+    /// Takes over the time in the answer. It was read at some moment since the question, so an estimate that fits any of
+    /// these moments is as good as before, and any other is set anew, by the moment of the answer, so that it is rather
+    /// behind than ahead: an answer that took long says little.
+    pub(crate) fn answered(&self, store_now: i64) {
+        self.fit(store_now - self.offset - wall_micros(), micros(self.at.elapsed()));
+    }
+
+    /// The skew was at least `least`, and at most `slack` more.
+    fn fit(&self, least: i64, slack: i64) {
+        let known = self.clock.skew.load(Ordering::Relaxed);
+        if !(least..=least + slack).contains(&known) {
+            self.clock.skew.store(least, Ordering::Relaxed);
+        }
     }
 }
 
@@ -85,4 +109,37 @@ pub(crate) fn boot_id() -> String {
     }
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_answer_moves_the_clock_no_further_than_it_must() {
+        let clock = Clock::default();
+        let skew = || clock.skew.load(Ordering::Relaxed);
+        let asked = clock.ask();
+        asked.fit(500_000, 2_000);
+        assert_eq!(skew(), 500_000, "the first answer sets it");
+        asked.fit(-12_500_000, 13_000_000);
+        assert_eq!(skew(), 500_000, "13 s on the way: the store's time may have been read at any moment of it");
+        asked.fit(480_000, 1_000);
+        assert_eq!(skew(), 480_000, "a quick answer says more than the estimate");
+        asked.fit(482_000, 40_000);
+        assert_eq!(skew(), 482_000);
+    }
+
+    #[test]
+    fn an_answer_is_measured_from_its_question() {
+        let clock = Clock::default();
+        let mut asked = clock.ask();
+        asked.answered(wall_micros() + 60_000_000);
+        let ahead = clock.now_micros() - wall_micros();
+        assert!((50_000_000..=60_000_000).contains(&ahead), "{ahead}");
+        // Asked two minutes ago, read then: it says nothing against a clock that is a minute ahead.
+        asked.at = Instant::now().checked_sub(Duration::from_secs(120)).expect("this host runs for longer");
+        asked.answered(wall_micros() - 59_000_000);
+        assert!((50_000_000..=61_000_000).contains(&(clock.now_micros() - wall_micros())));
+    }
 }

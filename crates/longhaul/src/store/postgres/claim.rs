@@ -283,10 +283,10 @@ async fn take(
     let take = tx.prepare(include_str!("sql/claim_take.sql")).await?;
     let depth = tx.prepare(include_str!("sql/depth_add.sql")).await?;
     let read = tx.prepare(include_str!("sql/claim_log.sql")).await?;
-    let (offset, lease, number) = (store.clock.offset(), micros(ask.lease), to_i64(ask.number));
+    let (asked, lease, number) = (store.clock.ask(), micros(ask.lease), to_i64(ask.number));
     let shard = store.depth_shard(false);
     let take_params: super::connect::Params<'_> = &[
-        &offset,
+        &asked.offset,
         &ask.worker,
         &number,
         &lease,
@@ -314,7 +314,7 @@ async fn take(
         fences.insert(row.try_get(0)?, get_u64(row, 1)?);
     }
     if let Some(row) = taken.first() {
-        store.clock.learn(row.try_get(2)?, offset);
+        asked.answered(row.try_get(2)?);
     }
     let mut leases = Vec::with_capacity(chosen.len());
     for (index, _) in chosen {

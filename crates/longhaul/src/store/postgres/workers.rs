@@ -21,11 +21,11 @@ pub(super) async fn heartbeat(store: &PostgresStore, beat: &Heartbeat) -> Result
     let tx = Tx::on(&store.reserved).await?;
     let extend = tx.prepare(include_str!("sql/heartbeat.sql")).await?;
     let seen = tx.prepare(include_str!("sql/worker_seen.sql")).await?;
-    let (offset, lease) = (store.clock.offset(), micros(beat.lease));
+    let (asked, lease) = (store.clock.ask(), micros(beat.lease));
     let (begun, extended, seen, committed) = join4(
         tx.begin(),
-        tx.query(&extend, &[&offset, &lease, &ids, &fences]),
-        tx.query(&seen, &[&offset, &beat.worker]),
+        tx.query(&extend, &[&asked.offset, &lease, &ids, &fences]),
+        tx.query(&seen, &[&asked.offset, &beat.worker]),
         tx.send_commit(),
     )
     .await;
@@ -37,7 +37,7 @@ pub(super) async fn heartbeat(store: &PostgresStore, beat: &Heartbeat) -> Result
     }
     let mut listed = false;
     if let Some(row) = seen?.first() {
-        store.clock.learn(row.try_get(0)?, offset);
+        asked.answered(row.try_get(0)?);
         listed = row.try_get(1)?;
     }
     committed?;
