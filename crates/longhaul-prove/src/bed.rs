@@ -52,6 +52,9 @@ pub async fn make_ready(client: &Client) -> Result<(), longhaul::Error> {
     client.announce(&[HANDLER]).await
 }
 
+/// A line of what processes noted: a point or what was met, its kind, and the process.
+pub type Noted = (String, String, u32);
+
 /// See the module.
 pub struct Bed {
     client: OnceCell<Client>,
@@ -179,14 +182,26 @@ impl Bed {
     }
 
     /// The faults that fired so far: point, kind, and the process.
-    pub fn fired(&self) -> Vec<(String, String, u32)> {
+    pub fn fired(&self) -> Vec<Noted> {
+        let (_, fired) = self.noted();
+        fired
+    }
+
+    /// How often a process had no connection of its pool free.
+    pub fn empty_pools(&self) -> u64 {
+        let (met, _) = self.noted();
+        met.iter().filter(|(what, ..)| what == "empty_pool").count() as u64
+    }
+
+    /// What processes met, and the faults that fired in them.
+    fn noted(&self) -> (Vec<Noted>, Vec<Noted>) {
         let text = std::fs::read_to_string(self.fired_path()).unwrap_or_default();
         let parse = |line: &str| {
             let mut words = line.split(' ');
             let (point, kind) = (words.next()?.to_owned(), words.next()?.to_owned());
             Some((point, kind, words.nth(1)?.parse().ok()?))
         };
-        text.lines().filter_map(parse).collect()
+        text.lines().filter_map(parse).partition(|(_, kind, _)| kind == "met")
     }
 
     /// The store's time, microseconds: both stores are on this host.

@@ -8,7 +8,8 @@
 //! - `LONGHAUL_FAULTS=claim.before_commit=abort@3,heartbeat.begin=error@1..` is a list of point, kind and turn. A kind is
 //!   `abort`, `error` or `delay:MILLISECONDS`. `@3` means the third time only, `@3..` from then on, `@3..6` the third to
 //!   the sixth time, and nothing every time.
-//! - `LONGHAUL_FAULTS_FIRED=PATH`: a line is appended there for each fault, before it happens.
+//! - `LONGHAUL_FAULTS_FIRED=PATH`: a line is appended there for each fault, before it happens, and for what the engine
+//!   met that was made outside of it (a pool without a free connection).
 //! - `LONGHAUL_FAULTS_CLOCK=-3600`: this process's wall clock is off by so many seconds.
 //! - `LONGHAUL_FAULTS_SCHEMA=5`: this process knows no newer schema than version 5.
 //! - `LONGHAUL_MUTANT=NAME`: one of [`Mutant::ALL`].
@@ -36,13 +37,13 @@ mod way;
 
 #[cfg(not(feature = "faults"))]
 pub(crate) use off::{
-    Operation, after, around, at, clock_micros, committing, is, newest_schema, now_v7, of_process, random_range,
-    simulated_boot, simulated_wall,
+    Operation, after, around, at, clock_micros, committing, is, met, newest_schema, now_v7, of_process,
+    random_range, simulated_boot, simulated_wall,
 };
 #[cfg(feature = "faults")]
 pub use on::POINTS;
 #[cfg(feature = "faults")]
-pub(crate) use on::{Operation, after, around, at, clock_micros, committing, is, newest_schema};
+pub(crate) use on::{Operation, after, around, at, clock_micros, committing, is, met, newest_schema};
 #[cfg(feature = "faults")]
 pub use process::Process;
 #[cfg(feature = "faults")]
@@ -134,6 +135,9 @@ mod off {
     pub(crate) fn newest_schema() -> i64 {
         i64::MAX
     }
+
+    #[inline(always)]
+    pub(crate) fn met(_: &'static str) {}
 
     #[inline(always)]
     pub(crate) fn around<F: Future>(_: &'static str, call: F) -> F {

@@ -40,10 +40,13 @@ pub(super) fn of_undo(event: &Event) -> bool {
 /// back before its time, by one clock, whatever the machines' clocks say.
 pub(super) fn fences(view: &View<'_>, found: &mut Found<'_>) {
     for task in view.tasks() {
-        let (mut newest, mut current, mut since, mut latest) = (0, None, 0, i64::MIN);
+        let (mut newest, mut current, mut since, mut latest) = (0, None, i64::MIN, i64::MIN);
         for event in &task.events {
-            if micros(event) + ONE_CLOCK < latest {
-                let back = latest - micros(event);
+            // What a run tells of a step has the time at which it happened there, and is written when the store lets it;
+            // what others tell meanwhile can come before it.
+            let not_before = if event.run != 0 && event.step.is_some() { since } else { latest };
+            if micros(event) + ONE_CLOCK < not_before {
+                let back = not_before - micros(event);
                 found.of(
                     task.id,
                     format!("event {}: time went back by {back} µs; leases are by one clock", event.seq),
@@ -275,6 +278,18 @@ mod tests {
         let mut clocks = good();
         clocks.events[2].time += jiff::SignedDuration::from_hours(1);
         assert_eq!(broken(&history([clocks], vec![])), [2], "of two clocks");
+    }
+
+    #[test]
+    fn what_a_run_tells_of_a_step_has_the_time_of_the_step_and_not_one_before_the_run() {
+        let seconds = jiff::SignedDuration::from_secs;
+        let begun = fact(vec![step("a", Effect::Idempotent)], State::Completed).submitted().started(1);
+        let mut late = begun.told(0, "task.reprioritised", None, json!({})).done(1, "a").ended(1);
+        late.events[2].time += seconds(20);
+        late.events[5].time += seconds(20);
+        assert_eq!(broken(&history([late.clone()], vec![])), NONE, "the store let it wait");
+        late.events[3].time = late.events[1].time - seconds(20);
+        assert_eq!(broken(&history([late], vec![])), [2]);
     }
 
     #[test]

@@ -52,10 +52,8 @@ impl NetworkFaults {
 
 /// How long others have no connection.
 const EXHAUSTED_FOR: Duration = Duration::from_millis(2_000);
-/// How long the tasks are locked: who waits for a connection of its pool gives up after five seconds.
+/// How long the tasks are locked, at least: who waits for a connection of its pool gives up after five seconds.
 const LOCKED_FOR: Duration = Duration::from_millis(6_500);
-/// So many connections of all processes must wait then; a pool has eight.
-const WAITING: i64 = 12;
 /// More connections than any server of the suite has.
 const MOST_CONNECTIONS: usize = 400;
 /// How long the server has to come back when there is room again.
@@ -119,16 +117,9 @@ impl Driver<'_> {
     pub(super) async fn lock_tasks(&mut self) -> Result<Window, Anyhow> {
         let client = connect(self.server()?).await?;
         client.batch_execute("BEGIN; LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE").await?;
-        let mut window = Window::new(Trouble::Locked, LOCKED_FOR, 0);
+        let mut window = Window::new(Trouble::Locked, LOCKED_FOR, self.bed.empty_pools());
         window.held = vec![client];
         Ok(window)
-    }
-
-    /// Whether many connections of the processes wait for someone.
-    pub(super) async fn many_wait(&self) -> Result<bool, Anyhow> {
-        let count = "SELECT count(*) FROM pg_stat_activity
-                     WHERE application_name = 'longhaul' AND wait_event_type = 'Lock'";
-        Ok(connect(self.server()?).await?.query_one(count, &[]).await?.get::<_, i64>(0) >= WAITING)
     }
 
     /// Begins a transaction that stays open.

@@ -130,6 +130,16 @@ struct Plan {
     fired: Option<File>,
 }
 
+impl Plan {
+    /// Appends a line, which ends with this process.
+    fn note(&self, what: std::fmt::Arguments<'_>) {
+        if let Some(mut fired) = self.fired.as_ref() {
+            let line = format!("{what} {}\n", std::process::id());
+            fired.write_all(line.as_bytes()).expect("LONGHAUL_FAULTS_FIRED can be written");
+        }
+    }
+}
+
 fn plan() -> &'static Plan {
     static PLAN: OnceLock<Plan> = OnceLock::new();
     PLAN.get_or_init(|| {
@@ -182,14 +192,16 @@ fn due(point: &'static str) -> Option<Kind> {
         .faults
         .iter()
         .find(|fault| fault.point == point && (fault.turns.0..=fault.turns.1).contains(&turn))?;
-    if let Some(mut fired) = plan.fired.as_ref() {
-        let line = format!("{point} {:?} {turn} {}\n", fault.kind, std::process::id());
-        fired.write_all(line.as_bytes()).expect("LONGHAUL_FAULTS_FIRED can be written");
-    }
+    plan.note(format_args!("{point} {:?} {turn}", fault.kind));
     if fault.kind == Kind::Abort {
         std::process::abort();
     }
     Some(fault.kind)
+}
+
+/// Notes that the engine met something that was made outside of it.
+pub(crate) fn met(what: &'static str) {
+    plan().note(format_args!("{what} met 1"));
 }
 
 fn failed(point: &str) -> StoreError {

@@ -122,7 +122,12 @@ pub(super) struct Tx {
 
 impl Tx {
     pub(super) async fn on(pool: &Pool) -> Result<Self, StoreError> {
-        Ok(Self { client: Some(pool.get().await?) })
+        let client = pool.get().await.inspect_err(|error| {
+            if matches!(error, PoolError::Timeout(TimeoutType::Wait)) {
+                faults::met("empty_pool");
+            }
+        })?;
+        Ok(Self { client: Some(client) })
     }
 
     fn client(&self) -> Result<&Object, StoreError> {
