@@ -350,6 +350,8 @@ impl Work {
         let mut ready_meanwhile = false;
         let mut drain: Option<Instant> = None;
         let mut handed_back = false;
+        // It is time for the next heartbeat, also when one is under way.
+        let mut beat_due = false;
         // Tasks that someone asked something of: a heartbeat tells what.
         let mut to_ask: Vec<(TaskId, u64)> = Vec::new();
         tokio::pin!(shutdown);
@@ -371,16 +373,15 @@ impl Work {
                 claim = self.room().map(|room| self.ask_claim(room));
                 ready_meanwhile = false;
             }
-            if beats.is_none() && !to_ask.is_empty() {
+            if beats.is_none() && (beat_due || !to_ask.is_empty()) {
+                if std::mem::take(&mut beat_due) {
+                    to_ask.extend(self.older_than(self.settings.lease / 4));
+                }
                 beats = Some(self.ask_beats(std::mem::take(&mut to_ask)));
             }
             tokio::select! {
                 biased;
-                _ = beat_tick.tick() => {
-                    if beats.is_none() {
-                        beats = Some(self.ask_beats(self.older_than(self.settings.lease / 4)));
-                    }
-                }
+                _ = beat_tick.tick() => beat_due = true,
                 (sent, (leases, answer)) = asked(&mut beats) => {
                     beats = None;
                     self.take_beats(sent, &leases, answer);
@@ -394,7 +395,7 @@ impl Work {
                     match told {
                         Ok(task) => to_ask.extend(self.running.get(&task).map(|running| (task, running.fence))),
                         // After a gap every task may be meant.
-                        Err(_) => to_ask = self.older_than(Duration::ZERO),
+                        Err(_) => to_ask.extend(self.older_than(Duration::ZERO)),
                     }
                 }
                 _ = ready.changed() => {
@@ -572,18 +573,18 @@ impl Work {
         }
     }
 
-    /// Leases not extended for `age`, by their tasks' ids.
-    fn older_than(&self, age: Duration) -> Vec<(TaskId, u64)> {
-        let old = self.running.iter().filter(|(_, running)| running.since.elapsed() >= age);
-        let mut old: Vec<(TaskId, u64)> = old.map(|(task, running)| (*task, running.fence)).collect();
-        // The store is asked for them, and runs hear of theirs, in the same order every time.
-        old.sort_unstable();
-        old
+    /// Leases not extended for `age`.
+    fn older_than(&self, age: Duration) -> impl Iterator<Item = (TaskId, u64)> {
+        let old = self.running.iter().filter(move |(_, running)| running.since.elapsed() >= age);
+        old.map(|(task, running)| (*task, running.fence))
     }
 
     /// Asks to extend leases, and what became of them.
-    fn ask_beats(&self, leases: Vec<(TaskId, u64)>) -> AskedBeats {
+    fn ask_beats(&self, mut leases: Vec<(TaskId, u64)>) -> AskedBeats {
         self.engine.meter.heartbeats.inc();
+        // The store is asked for them, and runs hear of theirs, in the same order every time.
+        leases.sort_unstable();
+        leases.dedup();
         let beat = Heartbeat { worker: self.id, leases: leases.clone(), lease: self.settings.lease };
         let (store, info) = (Arc::clone(&self.engine.store), self.info.clone());
         Box::pin(async move {

@@ -364,6 +364,38 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_lease_is_kept_although_another_task_of_the_worker_is_asked_something_all_the_time() {
+        let _simulation = Simulation::begin(6, None);
+        let (database, slow) = (Database::new().expect("made"), Way::new(6));
+        let client = database.connect(&slow);
+        client.announce(&["long"]).await.expect("the store answers");
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            ids.push(client.submit(NewTask::new("long", &())).await.expect("accepted").id);
+        }
+        slow.set(Odds { delayed: 1_000, longest: Duration::from_millis(400), ..Odds::CALM });
+        let handler = |run: Run, _: ()| async move {
+            let fence = run.fence();
+            run.step("long", async || {
+                sleep(Duration::from_secs(12)).await;
+                Ok::<_, TaskError>(fence)
+            })
+            .await
+        };
+        let worker = Worker::new(&client).lease(Duration::from_secs(3)).handler("long", handler);
+        let process = Process::new();
+        process.spawn(async move { worker.run(std::future::pending()).await });
+        for _ in 0..8 {
+            let (client, asked) = (client.clone(), ids[0]);
+            process.spawn(async move { while client.signal(asked, "news", &()).await.is_ok() {} });
+        }
+        for id in ids {
+            let task = client.wait(id, Duration::from_secs(60)).await.expect("it ends");
+            assert_eq!(task.result.expect("a result").get(), "1", "no lease was lost");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn calls_go_wrong_on_the_way_and_hints_get_lost() {
         let _simulation = Simulation::begin(3, None);
         let (database, way, count) = (Database::new().expect("made"), Way::new(3), Arc::new(AtomicU64::new(0)));
