@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use longhaul::{NewToken, Role};
+use longhaul_server::ServerSettings;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
-use crate::common::{PATIENCE, Server};
+use crate::common::{PATIENCE, Server, Store};
 
 pub const MODERN: &str = "2026-07-28";
 pub const LEGACY: &str = "2025-11-25";
@@ -257,4 +259,38 @@ impl Messages {
         }
         told
     }
+}
+
+pub async fn open(store: &Store) -> Server {
+    Server::start(store.open().await, ServerSettings::default()).await
+}
+
+pub async fn token(server: &Server, tenant: &str, role: Role) -> String {
+    let new = NewToken { name: format!("{tenant}-{role}"), tenant: tenant.to_owned(), role, expires_after: None };
+    server.client.create_token(new).await.expect("a token").1
+}
+
+pub fn id(task: &Value) -> &str {
+    task["id"].as_str().expect("an id")
+}
+
+/// A task with a state, waiting to be told to end; its id and the URI of its state.
+pub async fn shared(wire: &Wire<'_>) -> (String, String) {
+    let task = wire.tool("submit_task", json!({"handler": "state", "input": "be shared"})).await;
+    let task = id(&task).to_owned();
+    let asked = std::time::Instant::now();
+    loop {
+        let now = wire.tool("get_task", json!({"task_id": task})).await;
+        if now["waiting_for"]["id"] == "end" {
+            break;
+        }
+        assert!(asked.elapsed() < PATIENCE, "{now}");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let uri = format!("state://agents/state/tasks/{task}");
+    (task, uri)
+}
+
+pub fn fact(key: &str) -> Value {
+    json!({"add_facts": [{"key": key, "value": 1, "source": "test"}]})
 }
