@@ -4,7 +4,7 @@
 //! clients; the server is stopped and started; clocks are wrong; disk and network are bad ([`DiskFaults`], [`NetworkFaults`]). A
 //! run whose faults did not happen is an error, not a success.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::broker::{keep_place, read_all};
 use crate::chance::Chance;
 use crate::check::{Violation, check};
 use crate::history::{History, Setup, list};
-use crate::ledger::{Ledger, What, boot_micros};
+use crate::ledger::{Arrivals, What, boot_micros};
 use crate::process::Process;
 use crate::program::{KEYS, TENANTS};
 use crate::serve::Wires;
@@ -610,22 +610,18 @@ impl<'a> Driver<'a> {
         read_all(&broker.url(), self.bed.folder(), self.told().await?, self.drive.bound).await
     }
 
-    /// Waits until the subscriber was given everything, or for a while; gives how many events that were.
+    /// Waits until the subscriber was given everything, or nothing for a while; gives how many events that were.
     async fn hear_all(&mut self, posts: &mut [Post]) -> Result<u64, Anyhow> {
         let told = self.told().await?;
-        let until = Instant::now() + self.drive.bound;
+        let mut events = Arrivals::of(self.bed.folder())?;
         loop {
             self.look_after(posts, &mut BTreeMap::new())?;
-            let lines = Ledger::read(self.bed.folder())?;
-            let heard: BTreeSet<_> = lines
-                .iter()
-                .filter_map(|line| match &line.what {
-                    What::Heard { task, seq, .. } => Some((*task, *seq)),
-                    _ => None,
-                })
-                .collect();
-            if heard.len() as u64 >= told || Instant::now() > until {
-                return Ok(heard.len() as u64);
+            let heard = events.look(|what| match what {
+                What::Heard { task, seq, .. } => Some((task, seq)),
+                _ => None,
+            })?;
+            if heard >= told || events.quiet() > self.drive.bound {
+                return Ok(heard);
             }
             sleep(Duration::from_millis(500)).await;
         }

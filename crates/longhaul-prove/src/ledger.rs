@@ -6,11 +6,12 @@
 //!
 //! A simulation has both in memory, and its own time in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use longhaul::TaskId;
 use serde::de::DeserializeOwned;
@@ -238,6 +239,43 @@ impl Ledger {
     }
 }
 
+/// Who waits for things that a ledger tells of, while it is written.
+pub struct Arrivals<T> {
+    file: File,
+    /// What was read of a line that is not whole yet.
+    rest: Vec<u8>,
+    seen: BTreeSet<T>,
+    newest: Instant,
+}
+
+impl<T: Ord> Arrivals<T> {
+    /// Of the ledger in a folder, from its beginning.
+    pub fn of(folder: &Path) -> std::io::Result<Self> {
+        Ledger::open(folder)?;
+        let file = File::open(folder.join("ledger"))?;
+        Ok(Self { file, rest: Vec::new(), seen: BTreeSet::new(), newest: Instant::now() })
+    }
+
+    /// Reads what is new; gives how many different things it told of until now.
+    pub fn look(&mut self, thing: impl Fn(What) -> Option<T>) -> std::io::Result<u64> {
+        self.file.read_to_end(&mut self.rest)?;
+        let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+        let lines: Vec<Line> = whole_lines(&self.rest[..whole]);
+        self.rest.drain(..whole);
+        for thing in lines.into_iter().filter_map(|line| thing(line.what)) {
+            if self.seen.insert(thing) {
+                self.newest = Instant::now();
+            }
+        }
+        Ok(self.seen.len() as u64)
+    }
+
+    /// For how long nothing came.
+    pub fn quiet(&self) -> Duration {
+        self.newest.elapsed()
+    }
+}
+
 /// What effects change.
 #[derive(Clone, Debug)]
 pub enum World {
@@ -326,6 +364,30 @@ mod tests {
             })
             .collect();
         assert_eq!(seqs, [1, 2]);
+    }
+
+    #[test]
+    fn who_waits_for_arrivals_counts_each_once_when_its_line_is_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut arrivals = Arrivals::of(folder.path()).expect("opens");
+        let ledger = Ledger::open(folder.path()).expect("opens");
+        let mut look = || {
+            let seq = |what| if let What::Heard { seq, .. } = what { Some(seq) } else { None };
+            arrivals.look(seq).expect("reads")
+        };
+        let heard = |seq| What::Heard { task: TaskId::new(), seq, digest: 1 };
+        assert_eq!(look(), 0);
+        ledger.note(heard(1)).expect("written");
+        ledger.note(heard(2)).expect("written");
+        assert_eq!(look(), 2);
+        let line = serde_json::to_vec(&Line { at: 1, what: heard(3) }).expect("a line");
+        let mut file = File::options().append(true).open(folder.path().join("ledger")).expect("opens");
+        file.write_all(&line[..20]).expect("written");
+        assert_eq!(look(), 2);
+        file.write_all(&line[20..]).expect("written");
+        file.write_all(b"\n").expect("written");
+        ledger.note(heard(2)).expect("written");
+        assert_eq!(look(), 3, "the one that was whole later, and none twice");
     }
 
     #[test]
