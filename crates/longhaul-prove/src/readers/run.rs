@@ -48,7 +48,7 @@ pub struct Reading {
 const PER_TASK: u64 = 10;
 /// The time between two events of a task, and between two faults.
 const EVENT_EVERY: Duration = Duration::from_millis(120);
-const FAULT_EVERY: Duration = Duration::from_millis(700);
+const FAULT_EVERY: Duration = Duration::from_millis(300);
 /// What those who never read ask for: so many events of so many bytes, more than all buffers on the way hold.
 const MUCH: (u64, usize) = (240, 64 * 1024);
 /// How much a server may grow while they do not read, and for each of them, bytes.
