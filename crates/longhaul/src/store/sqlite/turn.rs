@@ -12,7 +12,7 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 /// How long a turn is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two looks: shorter than most transactions.
-const PAUSE: Duration = Duration::from_millis(1);
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// From now on this connection waits for its turns as the module says.
 pub(super) fn wait_evenly(connection: &mut Connection) -> rusqlite::Result<()> {
@@ -22,6 +22,13 @@ pub(super) fn wait_evenly(connection: &mut Connection) -> rusqlite::Result<()> {
 thread_local! {
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
     static MOST: Cell<Duration> = const { Cell::new(PATIENCE) };
+    static WAITED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does it, and says whether a turn was waited for.
+pub(super) fn watched<T>(job: impl FnOnce() -> T) -> (T, bool) {
+    WAITED.set(false);
+    (job(), WAITED.get())
 }
 
 /// Waits only for so long in `job`.
@@ -47,6 +54,7 @@ fn look_again(looks: i32) -> bool {
     }
     let pause = pause_after(SINCE.get().map_or(Duration::ZERO, |since| since.elapsed()), MOST.get());
     if let Some(pause) = pause {
+        WAITED.set(true);
         std::thread::sleep(pause);
     }
     pause.is_some()

@@ -27,6 +27,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const QUICK: Duration = Duration::from_millis(2);
 /// After one that was not, so many are left to the thread.
 const WARY: u32 = 16;
+/// How long others can look for the turn, after one that was had here: twice as long as they pause between two looks.
+const COURTESY: Duration = turn::PAUSE.saturating_mul(2);
+/// For so long it is taken for likely that a process that wanted the turn wants it again.
+const LATELY: Duration = Duration::from_secs(1);
 
 type Job = Box<dyn FnOnce(&mut Connection) + Send>;
 
@@ -43,6 +47,26 @@ struct Shared {
     log: Log,
     /// So many transactions are still left to the thread.
     wary: AtomicU32,
+    others: Mutex<Others>,
+}
+
+/// Whoever has just had the turn is awake when it becomes free, and the others only look from time to time: with more to
+/// write, it would have the next turn too, and the one after that, while the others wait.
+#[derive(Default)]
+struct Others {
+    /// When another process had the turn that was wanted here.
+    met: Option<Instant>,
+    /// When the newest turn that was had here ended.
+    had: Option<Instant>,
+}
+
+impl Others {
+    /// How long they are still to be let look.
+    fn courtesy(&self, now: Instant) -> Option<Duration> {
+        let lately = self.met.is_some_and(|met| now.duration_since(met) < LATELY);
+        let since = now.duration_since(self.had.filter(|_| lately)?);
+        COURTESY.checked_sub(since).filter(|left| !left.is_zero())
+    }
 }
 
 impl Shared {
@@ -68,6 +92,9 @@ impl Shared {
         if self.wary.load(Ordering::Relaxed) > 0 || !self.lock().queue.is_empty() {
             return None;
         }
+        if self.others().courtesy(Instant::now()).is_some() {
+            return None;
+        }
         let runtime = Handle::try_current().ok()?;
         if runtime.runtime_flavor() != RuntimeFlavor::MultiThread || runtime.metrics().num_workers() < 2 {
             return None;
@@ -75,10 +102,17 @@ impl Shared {
         self.connection.try_lock().ok()
     }
 
-    /// Learns how long a transaction took.
-    fn took(&self, time: Duration) {
+    /// Learns how long a transaction took, which has ended, and whether another process was waited for.
+    fn took(&self, time: Duration, met: bool) {
         let wary = if time > QUICK { WARY } else { self.wary.load(Ordering::Relaxed).saturating_sub(1) };
         self.wary.store(wary, Ordering::Relaxed);
+        let (now, mut others) = (Instant::now(), self.others());
+        others.had = Some(now);
+        others.met = if met { Some(now) } else { others.met };
+    }
+
+    fn others(&self) -> MutexGuard<'_, Others> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,7 +142,8 @@ impl Writer {
     /// Starts the thread. `hints`: whom to tell about other processes' writes.
     pub(crate) fn start(connection: Connection, log: Log, hints: Option<Arc<Hints>>) -> std::io::Result<Self> {
         let (connection, wary) = (Mutex::new(connection), AtomicU32::new(0));
-        let shared = Arc::new(Shared { jobs: Mutex::default(), wake: Condvar::new(), connection, log, wary });
+        let (jobs, wake, others) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let shared = Arc::new(Shared { jobs, wake, connection, log, wary, others });
         let thread = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("longhaul-sqlite".to_owned())
@@ -161,12 +196,15 @@ impl Writer {
         let transaction = match turn::begin_if_free(&mut connection) {
             Ok(Some(transaction)) => transaction,
             // Another process has it; the thread waits for that.
-            Ok(None) => return Err(job),
+            Ok(None) => {
+                shared.others().met = Some(begun);
+                return Err(job);
+            }
             Err(error) => return Ok(Err(store_error(error))),
         };
         let done = caught(|| finish(transaction, job)).unwrap_or_else(|| Err(stopped()));
         drop(connection);
-        shared.took(begun.elapsed());
+        shared.took(begun.elapsed(), false);
         if shared.log.is_long() {
             // The thread sees to it.
             shared.push(false, Box::new(|_| ()));
@@ -249,11 +287,15 @@ fn work(shared: &Shared, hints: Option<&Hints>) {
         };
         match next {
             Some(job) => {
+                let courtesy = shared.others().courtesy(Instant::now());
+                if let Some(pause) = courtesy {
+                    std::thread::sleep(pause);
+                }
                 let mut connection = connection();
                 let begun = Instant::now();
                 // Whoever waits for one that panicked is told, because the reply is dropped.
-                let _ = caught(|| job(&mut connection));
-                shared.took(begun.elapsed());
+                let (_, met) = turn::watched(|| caught(|| job(&mut connection)));
+                shared.took(begun.elapsed(), met);
                 shared.log.keep_short(&connection);
             }
             None => {
@@ -328,6 +370,46 @@ mod tests {
             sleeps(&writer, QUICK * 3).await;
             assert!(by_the_thread(&writer).await);
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_process_that_always_has_something_to_write_lets_another_have_its_turns() {
+        let (busy, folder) = writer();
+        let mut connection = Connection::open(folder.path().join("w.db")).expect("opens");
+        let log = prepare(&mut connection, 1_024).expect("prepares");
+        let other = Writer::start(connection, log, None).expect("starts");
+        let (busy, turns) = (Arc::new(busy), Arc::new(AtomicU32::new(0)));
+        let mut writing = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (busy, turns) = (Arc::clone(&busy), Arc::clone(&turns));
+            writing.spawn(async move {
+                loop {
+                    sleeps(&busy, Duration::from_millis(1)).await;
+                    turns.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut passed = Vec::new();
+        for _ in 0..60 {
+            let before = turns.load(Ordering::Relaxed);
+            sleeps(&other, Duration::from_millis(1)).await;
+            passed.push(turns.load(Ordering::Relaxed) - before);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        passed.sort_unstable();
+        assert!(passed[30] <= 4, "turns of the busy one while the other waited: {passed:?}");
+    }
+
+    #[test]
+    fn others_are_let_look_only_right_after_a_turn_and_when_they_wanted_one_lately() {
+        let now = Instant::now();
+        let ago = |time: Duration| now.checked_sub(time);
+        let courtesy = |met, had| Others { met, had }.courtesy(now);
+        assert_eq!(courtesy(None, Some(now)), None);
+        assert_eq!(courtesy(ago(LATELY / 2), Some(now)), Some(COURTESY));
+        assert_eq!(courtesy(ago(LATELY / 2), ago(COURTESY / 2)), Some(COURTESY / 2));
+        assert_eq!(courtesy(ago(LATELY / 2), ago(COURTESY)), None);
+        assert_eq!(courtesy(ago(LATELY), Some(now)), None);
     }
 
     #[tokio::test]
