@@ -14,8 +14,8 @@ use crate::program::{PAUSES, TRIES};
 /// How much earlier than it should have been something may seem to be, microseconds: two clocks are compared.
 const TOLERANCE: i64 = 5_000;
 
-/// How far apart the times of one clock may seem to be, microseconds: a run tells when a step began by what it heard of the
-/// store's clock, which can be as old as its newest heartbeat was slow.
+/// How far apart the times of one clock may seem to be, microseconds: a run tells when a step began by its idea of the store's
+/// clock, and a transaction has the time at which it began, not the one at which its locks were free.
 const ONE_CLOCK: i64 = 10_000_000;
 
 fn is(event: &Event, kind: &str) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! SQLite's own busy timeout pauses longer and longer, up to a tenth of a second. So whoever has waited longest looks most
 //! seldom, and those who have just come pass by: beside a few processes that write without a pause, one waits for seconds, and
-//! loses its leases meanwhile. Here everyone looks equally often, and has the same chance at each turn.
+//! loses its leases meanwhile. Here everyone looks equally often; and who has just had a turn lets the others look before it
+//! takes the next (`writer.rs`), so that all have the same chance.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
