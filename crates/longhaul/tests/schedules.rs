@@ -14,12 +14,15 @@ const DAYS: i64 = 6;
 /// How far the clocks of the three are apart.
 const OFFSETS: [u64; 3] = [0, 2, 9];
 
+/// A schedule's name, and the moment. A task whose worker died may tell of its own a second time.
+type Tick = (String, Timestamp);
+
 /// Three processes, as far as the store can tell.
 struct Three {
     clients: Vec<Client>,
     workers: Vec<Option<WorkerHandle>>,
-    told: UnboundedSender<String>,
-    heard: UnboundedReceiver<String>,
+    told: UnboundedSender<Tick>,
+    heard: UnboundedReceiver<Tick>,
 }
 
 impl Three {
@@ -39,18 +42,18 @@ impl Three {
 
     async fn start(&mut self, n: usize) {
         let told = self.told.clone();
-        let worker = Worker::new(&self.clients[n]).handler("tell", move |_run: Run, name: String| {
+        let worker = Worker::new(&self.clients[n]).handler("tell", move |run: Run, name: String| {
             let told = told.clone();
             async move {
-                let _ = told.send(name);
+                let _ = told.send((name, run.tags()["tick"].parse().expect("a moment")));
                 Ok::<_, TaskError>(())
             }
         });
         self.workers[n] = Some(worker.start().await.expect("starts"));
     }
 
-    /// Moves all clocks until the slowest one is past the next tick; gives the schedules that had it.
-    async fn pass_a_tick(&self) -> BTreeSet<String> {
+    /// Moves all clocks until the slowest one is past the next tick; gives that of every schedule that had it.
+    async fn pass_a_tick(&self) -> BTreeSet<Tick> {
         let client = &self.clients[0];
         let schedules = client.schedules().await.expect("the store answers");
         let next = schedules.iter().filter_map(|schedule| schedule.next_at).min().expect("one is planned");
@@ -61,7 +64,7 @@ impl Three {
         schedules
             .into_iter()
             .filter(|schedule| schedule.next_at == Some(next))
-            .map(|schedule| schedule.name)
+            .map(|schedule| (schedule.name, next))
             .collect()
     }
 
@@ -104,8 +107,8 @@ async fn no_tick_is_lost_and_none_is_doubled(bed: Bed) {
     while client.clock().now() < end {
         let mut expected = three.pass_a_tick().await;
         while !expected.is_empty() {
-            let name = tokio::time::timeout(PATIENCE, three.heard.recv()).await.expect("a tick is lost");
-            expected.remove(&name.expect("the workers live"));
+            let tick = tokio::time::timeout(PATIENCE, three.heard.recv()).await.expect("a tick is lost");
+            expected.remove(&tick.expect("the workers live"));
         }
         passed += 1;
         // Now and then one of the three dies, and comes back.
