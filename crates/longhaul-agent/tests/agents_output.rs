@@ -81,7 +81,7 @@ async fn fifty_megabytes_are_kept_aside_paged_and_searched_in_little_memory() {
     let is_page = |result: &String| result.split_once(": line").is_some_and(|(at, _)| at.parse::<u64>().is_ok());
     let shown = asked[8].results().iter().filter(|result| is_page(result)).count();
     assert!((1..6).contains(&shown), "old pages are shown no more: {shown}");
-    let exported = stage.client.export(id).await.expect("exported").to_string();
+    let exported = serde_json::to_string(&stage.client.export(id).await.expect("exported")).expect("JSON");
     assert!(exported.len() < 200_000, "the store has {} bytes of it", exported.len());
 }
 

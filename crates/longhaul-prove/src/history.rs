@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use longhaul::{Ask, Client, Event, Filter, State, Task, TaskError, TaskId};
+use longhaul::{Ask, Client, Event, Export, Filter, State, Task, TaskError, TaskId};
 
 use crate::Anyhow;
 use crate::ledger::{Ledger, Line};
@@ -119,8 +119,8 @@ impl Fact {
     async fn read(client: &Client, task: Task) -> Result<Self, Anyhow> {
         let id = task.id;
         let exported = client.export(id).await?;
-        let events: Vec<Event> = serde_json::from_value(exported["events"].clone())?;
-        let steps = client.steps(id).await?;
+        let carries = carried(&serde_json::to_string(&exported)?);
+        let Export { events, steps, .. } = exported;
         let results = steps.into_iter().filter_map(|step| Some((step.name, step.result?.get().to_owned())));
         Ok(Self {
             id,
@@ -136,7 +136,7 @@ impl Fact {
             events,
             asks: client.asks(id).await?,
             results: results.collect(),
-            carries: carried(&exported.to_string()),
+            carries,
             tenant: task.tenant,
             priority: task.priority.get(),
             created_at: task.created_at.as_microsecond(),

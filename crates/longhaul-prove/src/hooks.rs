@@ -15,7 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use longhaul::{Client, Event, Filter};
+use longhaul::{Client, Filter};
 use serde::Deserialize;
 use sha2::Sha256;
 use tokio::net::TcpListener;
@@ -186,8 +186,7 @@ async fn wanted(client: &Client, hook: Hook) -> Result<u64, Anyhow> {
             count += match hook {
                 Hook::All => task.last_seq,
                 Hook::Final => {
-                    let events: Vec<Event> =
-                        serde_json::from_value(client.export(task.id).await?["events"].take())?;
+                    let events = client.export(task.id).await?.events;
                     events.iter().filter(|event| event.is_final()).count() as u64
                 }
             };

@@ -188,9 +188,8 @@ impl Helper<'_> {
         let program: Program = serde_json::from_str(task.input.get())?;
         // Undos are never in doubt: they may happen again. A step that was undone and is started again has another key.
         let exported = self.client.export(id).await;
-        let Ok(mut exported) = exported else { return Ok(()) };
-        let events: Vec<Event> = serde_json::from_value(exported["events"].take())?;
-        let found = self.world.find(&key_of(id, step, &events))?;
+        let Ok(exported) = exported else { return Ok(()) };
+        let found = self.world.find(&key_of(id, step, &exported.events))?;
         let decision = match found {
             Some(result) => Decision::Done(to_raw_value(&Given { result, marker: program.marker })?),
             None => Decision::Retry,

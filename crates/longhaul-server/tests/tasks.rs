@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{Answer, Server, Store};
+use common::{Answer, PATIENCE, Server, Store};
+use longhaul::{NewTask, Run, TaskError, Worker};
 use longhaul_server::ServerSettings;
 use reqwest::Method;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 on_every_store!(
@@ -13,6 +15,7 @@ on_every_store!(
     a_batch_answers_each_task_on_its_own,
     a_full_queue_says_no_and_names_itself,
     lists_are_paged_and_filtered,
+    a_number_that_is_too_large_for_most_is_listed_as_it_is,
     wait_says_whether_the_task_has_ended,
     people_answer_approve_and_signal,
     an_agents_state_is_read_and_changed_by_version,
@@ -143,6 +146,25 @@ async fn lists_are_paged_and_filtered(store: Store) {
     for wrong in ["state=odd", "limit=0", "limit=x", "cursor=%21", "order=up", "tag=x", "parent=1"] {
         server.get(&format!("/v1/tasks?{wrong}")).await.is_problem(400, "invalid_parameter");
     }
+}
+
+async fn a_number_that_is_too_large_for_most_is_listed_as_it_is(store: Store) {
+    let server = serving(&store).await;
+    server.client.announce(&["a"]).await.expect("announced");
+    let input = RawValue::from_string("[1e400]".to_owned()).expect("it is JSON");
+    let id = server.client.submit(NewTask::with_raw("a", input)).await.expect("accepted by the library").id;
+    let worker = Worker::new(&server.client).handler("a", |run: Run, input: Box<RawValue>| async move {
+        run.step("same", async || Ok::<_, TaskError>(input.clone())).await.map(drop)
+    });
+    let worker = worker.start().await.expect("starts");
+    server.client.wait(id, PATIENCE).await.expect("it ends");
+    let of_task = ["", "/steps", "/export"].map(|of| format!("/v1/tasks/{id}{of}"));
+    for path in ["/v1/tasks".to_owned()].iter().chain(&of_task) {
+        let answer = server.request(Method::GET, path).send().await.expect("answered");
+        assert_eq!(answer.status(), 200, "{path}");
+        assert!(answer.text().await.expect("a text").contains("[1e400]"), "{path}");
+    }
+    worker.stop().await;
 }
 
 async fn wait_says_whether_the_task_has_ended(store: Store) {

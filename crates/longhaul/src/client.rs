@@ -29,7 +29,7 @@ mod overview;
 mod reasons;
 pub(crate) mod undo;
 
-pub use history::CheckpointInfo;
+pub use history::{CheckpointInfo, Export, ExportedState};
 
 /// How often a request is repeated that can be, and the pause before that.
 const REPEATS: usize = 3;

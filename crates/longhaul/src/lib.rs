@@ -65,7 +65,7 @@ pub mod trace;
 mod why;
 pub mod worker;
 
-pub use client::{CheckpointInfo, Client, Error};
+pub use client::{CheckpointInfo, Client, Error, Export, ExportedState};
 pub use error::TaskError;
 pub use event::{Event, Progress};
 pub use feed::{AllEvents, Cursor, Events};

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::{Bed, PATIENCE, at_once};
 use longhaul::{Effect, NewTask, QueueSettings, Run, Settings, State, TaskError, Worker};
+use serde_json::value::RawValue;
 use tokio::sync::{Notify, mpsc};
 
 async fn forever(_run: Run, (): ()) -> Result<(), TaskError> {
@@ -294,6 +295,24 @@ async fn input_that_is_not_what_the_handler_takes_fails_without_a_retry() {
     let id = bed.client.submit(NewTask::new("wait", &"text")).await.expect("accepted").id;
     let task = bed.ended(id).await;
     assert_eq!((task.attempts, task.error.expect("says why").code.as_str()), (1, "bad_input"));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_result_with_a_number_that_is_too_large_for_most_is_an_error_of_the_handler() {
+    let bed = Bed::memory().await;
+    let worker = Worker::new(&bed.client)
+        .handler("large", |run: Run, (): ()| async move {
+            let large = RawValue::from_string("[1e400]".to_owned()).expect("it is JSON");
+            let step = run.step("large", async || Ok::<_, TaskError>(large.clone()));
+            step.undo(async |_: Box<RawValue>| Ok::<_, TaskError>(())).await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("large", &())).await.expect("accepted").id;
+    let error = bed.ended(id).await.error.expect("says why");
+    assert_eq!((error.code.as_str(), &error.details["undone"]), ("bad_result", &serde_json::json!(["large"])));
     worker.stop().await;
 }
 

@@ -331,7 +331,7 @@ pub(super) async fn call(
             Err(problem) => Err(problem),
         },
         "list_tasks" => match arguments::<ListParams>(given) {
-            Ok(params) => params.page(client).await,
+            Ok(params) => params.page(client).await.and_then(|page| written(&page)),
             Err(problem) => Err(problem),
         },
         "get_state" => match arguments::<OfTask>(given).and_then(|of| task_id(&of.task_id)) {

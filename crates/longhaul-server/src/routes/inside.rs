@@ -1,5 +1,7 @@
 //! Looking into a task: steps, checkpoints, state, why it stands where it stands.
 
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
@@ -30,7 +32,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
 #[utoipa::path(get, path = "/v1/tasks/{id}/steps", tag = "inside", params(("id" = String, Path, description = "The task's id")),
     responses((status = 200, description = "Its steps, in the order in which they began", body = schema::Steps)))]
 async fn steps(Viewer(caller): Viewer, OfTask(id, ()): OfTask) -> Result<Response, Problem> {
-    Ok(json_answer(StatusCode::OK, &json!({"steps": caller.client.steps(id).await?})))
+    Ok(json_answer(StatusCode::OK, &BTreeMap::from([("steps", caller.client.steps(id).await?)])))
 }
 
 /// The snapshots a task can go on from.

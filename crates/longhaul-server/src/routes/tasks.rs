@@ -1,5 +1,6 @@
 //! Submitting, reading, listing, waiting for and deleting tasks.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -8,8 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use longhaul::request::{NoHandler, Submit, only_handler};
 use longhaul::{Client, Error, Filter, NewTask, State, Task, TaskId};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -146,12 +146,14 @@ async fn submit_batch(
         };
         accepted_count += u64::from(answer.is_ok());
         results.push(match answer {
-            Ok(task) => json!({"status": 202, "task": task}),
-            Err(problem) => json!({"status": problem.status().as_u16(), "error": problem.to_json()}),
+            Ok(task) => BatchResult { status: 202, task: Some(task), error: None },
+            Err(problem) => {
+                BatchResult { status: problem.status().as_u16(), task: None, error: Some(problem.to_json()) }
+            }
         });
     }
     app.metrics().submitted(accepted_count);
-    Ok(json_answer(StatusCode::OK, &json!({"results": results})))
+    Ok(json_answer(StatusCode::OK, &BTreeMap::from([("results", results)])))
 }
 
 /// An entry is read on its own, so that one that is wrong does not hurt the others.
@@ -212,6 +214,24 @@ pub(crate) struct ListParams {
     limit: Option<usize>,
 }
 
+/// What became of one task of a batch.
+#[derive(Serialize)]
+struct BatchResult {
+    status: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<Task>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<serde_json::Value>,
+}
+
+/// A page of tasks. Written as it is, never by way of a `Value`: what a task was given, or came to, may hold a number that
+/// no `Value` can.
+#[derive(Serialize)]
+pub(crate) struct TaskPage {
+    tasks: Vec<Task>,
+    next_cursor: Option<String>,
+}
+
 /// Tasks, newest first.
 #[utoipa::path(get, path = "/v1/tasks", tag = "tasks", params(ListParams),
     responses((status = 200, description = "The tasks", body = schema::TaskList)))]
@@ -221,7 +241,7 @@ async fn list(Viewer(caller): Viewer, Params(params): Params<ListParams>) -> Res
 
 impl ListParams {
     /// A page of tasks, and where the next one begins.
-    pub(crate) async fn page(self, client: &Client) -> Result<serde_json::Value, Problem> {
+    pub(crate) async fn page(self, client: &Client) -> Result<TaskPage, Problem> {
         let oldest_first = match self.order.as_deref() {
             None | Some("-created_at") => false,
             Some("created_at") => true,
@@ -249,7 +269,7 @@ impl ListParams {
             limit,
         };
         let page = client.page(&filter).await?;
-        Ok(json!({"tasks": page.tasks, "next_cursor": page.next.map(cursor)}))
+        Ok(TaskPage { tasks: page.tasks, next_cursor: page.next.map(cursor) })
     }
 }
 

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::{Client, Error};
 use crate::event::{Event, LogRow};
+use crate::state::AgentState;
 use crate::steps::{StepInfo, steps_of};
-use crate::store::{Checkpoint, Controlled, LOG_PAGE};
-use crate::task::{TaskId, timestamp};
+use crate::store::{Ask, Checkpoint, Controlled, LOG_PAGE};
+use crate::task::{Task, TaskId, timestamp};
 
 /// The signal under which clarifying messages arrive.
 const MESSAGE: &str = "message";
@@ -52,6 +52,32 @@ impl CheckpointInfo {
     }
 }
 
+/// Everything the store has of a task.
+#[derive(Clone, Debug, Serialize)]
+pub struct Export {
+    /// The task.
+    pub task: Task,
+    /// Its history.
+    pub events: Vec<Event>,
+    /// Its steps and waits, in the order in which they began.
+    pub steps: Vec<StepInfo>,
+    /// Its agent state, if it has one.
+    pub state: Option<ExportedState>,
+    /// What was asked of people.
+    pub asks: Vec<Ask>,
+    /// What snapshots it has, newest first.
+    pub checkpoints: Vec<CheckpointInfo>,
+}
+
+/// An agent's state, as an export has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExportedState {
+    /// How often it was changed.
+    pub version: u64,
+    /// The state.
+    pub state: AgentState,
+}
+
 impl Client {
     /// The task's steps and waits, in the order in which they began.
     pub async fn steps(&self, id: TaskId) -> Result<Vec<StepInfo>, Error> {
@@ -69,9 +95,8 @@ impl Client {
         Ok(checkpoint_infos(&checkpoints, &events_of(id, &self.whole_log(id).await?)))
     }
 
-    /// Everything the store has of a task, for those who keep it elsewhere: the task, its events, steps,
-    /// agent state, what was asked of people, and what checkpoints it has.
-    pub async fn export(&self, id: TaskId) -> Result<Value, Error> {
+    /// Everything the store has of a task, for those who keep it elsewhere.
+    pub async fn export(&self, id: TaskId) -> Result<Export, Error> {
         let task = self.task(id).await?;
         let log = self.whole_log(id).await?;
         let events = events_of(id, &log);
@@ -79,14 +104,9 @@ impl Client {
         let asks = self.engine.store.asks(&self.tenant, Some(id)).await?;
         let checkpoints = self.engine.store.checkpoints(id).await?;
         let checkpoints = checkpoint_infos(&checkpoints, &events);
-        Ok(json!({
-            "task": task,
-            "events": events,
-            "steps": steps_of(id, &log),
-            "state": state.map(|(version, state)| json!({"version": version, "state": state})),
-            "asks": asks,
-            "checkpoints": checkpoints,
-        }))
+        let steps = steps_of(id, &log);
+        let state = state.map(|(version, state)| ExportedState { version, state });
+        Ok(Export { task, events, steps, state, asks, checkpoints })
     }
 
     /// Writes a consistent copy of the whole store, of every tenant, to a new file while it is in use: a

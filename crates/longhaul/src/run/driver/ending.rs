@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Driver, End, OFFER_END, PAUSE, cancel_error};
@@ -27,7 +27,14 @@ impl Driver {
                 self.run.inner.engine.meter.leases_lost.inc();
                 return over(Ended::Lost, None);
             }
-            End::Returned(Ok(result)) => self.completed(result),
+            End::Returned(Ok(result)) => match serde_json::to_value(result) {
+                Ok(told) => self.completed(result, &told),
+                // A number like 1e400: a handler may give any text as JSON.
+                Err(error) => {
+                    let message = format!("the result cannot be told to others: {error}");
+                    return ControlFlow::Continue(End::Returned(Err(TaskError::fatal("bad_result", message))));
+                }
+            },
             End::Returned(Err(error)) => self.failed(error),
             End::Cancelled => self.cancelled(cancel_error(&self.cancel_request().await)),
             End::DeadlineExceeded => self.failed_for_good(self.deadline_error(), false),
@@ -86,8 +93,8 @@ impl Driver {
         }
     }
 
-    fn completed(&self, result: &RawValue) -> Commit {
-        let event = NewEvent::new("task.completed", json!({"result": result}));
+    fn completed(&self, result: &RawValue, told: &Value) -> Commit {
+        let event = NewEvent::new("task.completed", json!({"result": told}));
         self.run.desk().end_commit(true, Some(event), None, Outcome::Completed { result: result.to_owned() })
     }
 
