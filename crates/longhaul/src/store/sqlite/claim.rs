@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::{OptionalExtension, Row, Statement};
+use rusqlite::{CachedStatement, OptionalExtension, Row};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -141,13 +141,13 @@ fn take_and_park(
     claimed.suspect_waits |= admission.suspect_waits;
     let started = NewEvent::new("task.started", json!({"worker": ask.worker}));
     let started = LogEntry::new(&[started], &[] as &[Record]);
-    let mut update = tx.sql.prepare_cached(include_str!("sql/claim_take.sql")).map_err(store_error)?;
+    let mut sql = Statements::prepare(tx).map_err(store_error)?;
     for (index, holds) in &admission.take {
         let row = &mut rows[*index];
         // No index is taken twice.
         let Some(lease) = row.lease.take() else { continue };
         let holds = (!holds.is_empty()).then(|| json!(holds).to_string());
-        let lease = take(tx, &mut update, ask, row, lease, holds)?;
+        let lease = take(tx, &mut sql, ask, row, lease, holds)?;
         let teller = Teller { task: lease.task, run: lease.fence, state: State::Running, hooked: row.hooked };
         tx.append(&teller, lease.last_seq, &started)?;
         tx.count_pending(&lease.queue, -1);
@@ -163,21 +163,38 @@ fn take_and_park(
     Ok(admission.park.len())
 }
 
+/// What is executed for every task of a claim, looked up once.
+struct Statements<'a> {
+    take: CachedStatement<'a>,
+    log: CachedStatement<'a>,
+    log_first: CachedStatement<'a>,
+}
+
+impl<'a> Statements<'a> {
+    fn prepare(tx: &Tx<'a>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            take: tx.sql.prepare_cached(include_str!("sql/claim_take.sql"))?,
+            log: tx.sql.prepare_cached(include_str!("sql/claim_log.sql"))?,
+            log_first: tx.sql.prepare_cached(include_str!("sql/claim_log_first.sql"))?,
+        })
+    }
+}
+
 /// Writes a lease and gives it with its fence and its log.
 fn take(
     tx: &Tx<'_>,
-    update: &mut Statement<'_>,
+    sql: &mut Statements<'_>,
     ask: &Claim,
     row: &TaskRow,
     mut lease: Lease,
     holds: Option<String>,
 ) -> Result<Lease, StoreError> {
-    lease.log = log_for(tx, &lease)?;
+    lease.log = log_for(sql, &lease)?;
     lease.fence += 1;
     lease.last_seq += 1;
     let timeout = ask.timeouts.get(&lease.handler);
     lease.deadline = lease.deadline.or(timeout.map(|&timeout| row.created_at + micros(timeout)));
-    update
+    sql.take
         .execute(rusqlite::params![
             row.rowid,
             Id(ask.worker),
@@ -198,13 +215,8 @@ fn take(
 /// The log of a task with `lease.last_seq` events, as far as a lease carries it. Nothing of one that
 /// cannot be read: its run finds that out and ends the task. An error here would keep everyone waiting
 /// who comes after it.
-fn log_for(tx: &Tx<'_>, lease: &Lease) -> Result<Vec<LogRow>, StoreError> {
-    let sql = if lease.last_seq <= LOG_WITH_CLAIM {
-        include_str!("sql/claim_log.sql")
-    } else {
-        include_str!("sql/claim_log_first.sql")
-    };
-    let mut select = tx.sql.prepare_cached(sql).map_err(store_error)?;
+fn log_for(sql: &mut Statements<'_>, lease: &Lease) -> Result<Vec<LogRow>, StoreError> {
+    let select = if lease.last_seq <= LOG_WITH_CLAIM { &mut sql.log } else { &mut sql.log_first };
     match select.query_map([Id::from(lease.task)], rows::log_row).and_then(Iterator::collect) {
         Err(error) if is_unreadable(&error) => Ok(Vec::new()),
         log => log.map_err(store_error),
@@ -216,9 +228,13 @@ fn claimed_before(tx: &Tx<'_>, ask: &Claim) -> Result<Vec<Lease>, StoreError> {
     let mut select = tx.sql.prepare_cached(include_str!("sql/claim_again.sql")).map_err(store_error)?;
     let found: Vec<Found> =
         select.query_map((Id(ask.worker), ask.number), found).and_then(Iterator::collect).map_err(store_error)?;
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut sql = Statements::prepare(tx).map_err(store_error)?;
     let mut leases = Vec::with_capacity(found.len());
     for Found { mut lease, .. } in found {
-        lease.log = log_for(tx, &lease)?;
+        lease.log = log_for(&mut sql, &lease)?;
         // As the first time: without the row of this claim's own event.
         lease.log.retain(|row| row.run != lease.fence);
         leases.push(lease);
