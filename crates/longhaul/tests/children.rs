@@ -15,6 +15,7 @@ on_every_store!(
     a_parent_of_a_thousand_joins_them_all,
     no_more_children_than_allowed_run_at_once,
     cancelling_the_parent_cancels_everything_below_it,
+    cancelling_the_parent_of_a_thousand_cancels_them_all,
     a_childs_deadline_is_no_later_than_its_parents,
     a_handler_nobody_has_is_told_at_once,
     a_child_that_lost_its_worker_is_resumed_and_joined,
@@ -53,8 +54,13 @@ async fn submit(bed: &Bed, task: NewTask) -> TaskId {
 }
 
 async fn children(bed: &Bed, parent: TaskId) -> Vec<Task> {
-    let all = bed.client.list(&Filter { limit: 1_000, ..Filter::default() }).await.expect("listed");
-    all.into_iter().filter(|task| task.parent_id == Some(parent)).collect()
+    let (mut children, mut after) = (Vec::new(), None);
+    loop {
+        let page = bed.client.list(&Filter { limit: 1_000, after, ..Filter::default() }).await.expect("listed");
+        let Some(last) = page.last() else { return children };
+        after = Some(last.id);
+        children.extend(page.into_iter().filter(|task| task.parent_id == Some(parent)));
+    }
 }
 
 async fn a_parent_joins_its_children_and_gets_their_results(bed: Bed) {
@@ -148,6 +154,35 @@ async fn cancelling_the_parent_cancels_everything_below_it(bed: Bed) {
         let ended = bed.ended(task.id).await;
         assert_eq!(ended.state, State::Cancelled, "{}", ended.handler);
         assert!(ended.error.expect("says why").message.contains("ann"));
+    }
+    worker.stop().await;
+}
+
+async fn cancelling_the_parent_of_a_thousand_cancels_them_all(bed: Bed) {
+    // Some wait, some run, and some are still in line.
+    let worker = Worker::new(&bed.client)
+        .slots(64)
+        .handler("leaf", |run: Run, number: u64| async move {
+            match number % 20 {
+                0 => std::future::pending::<Result<(), TaskError>>().await,
+                _ => run.signal::<()>("never").await,
+            }
+        })
+        .handler("parent", |run: Run, (): ()| async move {
+            let leaves = (0..1_000_u64).map(|number| NewTask::new("leaf", &number)).collect();
+            run.join_all::<()>(leaves, 1_000).await.map(drop)
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = submit(&bed, NewTask::new("parent", &())).await;
+    bed.waiting_for(id, "child").await;
+    bed.client.cancel(id, Some("enough")).await.expect("cancelled");
+    assert_eq!(bed.ended(id).await.state, State::Cancelled);
+    let leaves = children(&bed, id).await;
+    assert_eq!(leaves.len(), 1_000);
+    for leaf in leaves {
+        assert_eq!(bed.ended(leaf.id).await.state, State::Cancelled);
     }
     worker.stop().await;
 }
