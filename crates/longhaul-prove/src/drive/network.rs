@@ -69,6 +69,23 @@ async fn connect(server: &Server) -> Result<Client, tokio_postgres::Error> {
     Ok(client)
 }
 
+/// The same, also when all connections are in use for a moment, or the server is just starting.
+async fn connect_patiently(server: &Server) -> Result<Client, Anyhow> {
+    let until = Instant::now() + TO_COME_BACK;
+    loop {
+        match connect(server).await {
+            Err(_) if Instant::now() < until => sleep(Duration::from_millis(50)).await,
+            Err(error) => return Err(format!("cannot connect to the server: {}", with_cause(&error)).into()),
+            Ok(client) => return Ok(client),
+        }
+    }
+}
+
+/// What the server said, which the error itself does not.
+fn with_cause(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 impl Driver<'_> {
     fn server(&self) -> Result<&Server, Anyhow> {
         Ok(self.bed.server.as_ref().ok_or("this fault needs a PostgreSQL server")?)
@@ -76,7 +93,7 @@ impl Driver<'_> {
 
     /// Ends the connections over which processes hear of each other.
     pub(super) async fn deafen(&mut self) -> Result<(), Anyhow> {
-        let client = connect(self.server()?).await?;
+        let client = connect_patiently(self.server()?).await?;
         let ended = client
             .query_one(
                 "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -92,7 +109,7 @@ impl Driver<'_> {
     /// Ends all connections of others and takes them for itself, until the window is closed.
     pub(super) async fn exhaust(&mut self) -> Result<Window, Anyhow> {
         let server = self.server()?;
-        let first = connect(server).await?;
+        let first = connect_patiently(server).await?;
         let end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'longhaul'";
         first.batch_execute(end_all).await?;
         let mut held = vec![first];
@@ -115,7 +132,7 @@ impl Driver<'_> {
 
     /// Locks the tasks, until the window is closed.
     pub(super) async fn lock_tasks(&mut self) -> Result<Window, Anyhow> {
-        let client = connect(self.server()?).await?;
+        let client = connect_patiently(self.server()?).await?;
         client.batch_execute("BEGIN; LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE").await?;
         let mut window = Window::new(Trouble::Locked, LOCKED_FOR, self.bed.empty_pools());
         window.held = vec![client];
@@ -127,7 +144,7 @@ impl Driver<'_> {
         if !self.drive.faults.network.old_transaction {
             return Ok(None);
         }
-        let client = connect(self.server()?).await?;
+        let client = connect_patiently(self.server()?).await?;
         client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()").await?;
         Ok(Some(client))
     }

@@ -99,7 +99,7 @@ async fn over_http(bed: &mut Bed, message: &[u8], session: Option<&str>) -> Resu
     for said in &said {
         accepted &= heard(bed, said)?;
     }
-    stored(bed, accepted).await
+    judged(bed.has_changed().await?, accepted)
 }
 
 /// What a server said: as it is, or in frames of a stream.
@@ -135,11 +135,12 @@ fn heard(bed: &mut Bed, said: &Value) -> Result<bool, Broke> {
 }
 
 /// What was refused has stored nothing. (Only accepted calls of tools store: there is no other way to compare than by looking at all.)
-async fn stored(bed: &mut Bed, accepted: bool) -> Result<Judged, Broke> {
-    if bed.has_changed().await? && !accepted {
-        return Err(Broke("a message was refused, and something was stored".to_owned()));
+fn judged(changed: bool, accepted: bool) -> Result<Judged, Broke> {
+    match (changed, accepted) {
+        (true, false) => Err(Broke("a message was refused, and something was stored".to_owned())),
+        (_, true) => Ok(Judged::Accepted),
+        (false, false) => Ok(Judged::Refused),
     }
-    Ok(if accepted { Judged::Accepted } else { Judged::Refused })
 }
 
 /// A session over lines: its beginning, the message, the end. `None` when something was stored and the answer did not come in time.
@@ -173,21 +174,23 @@ async fn lines(bed: &mut Bed, message: &[u8]) -> Result<Option<Judged>, Broke> {
     if !in_time {
         return Err(Broke(format!("a session of lines goes silent: {}", String::from_utf8_lossy(&answer))));
     }
-    let (mut answered, mut accepted) = (false, false);
+    let (mut answers, mut accepted) = (0, false);
     for line in answer.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let said: Value =
             serde_json::from_slice(line).map_err(|error| Broke(format!("a line is no JSON: {error}")))?;
         let sound = heard(bed, &said)?;
         if said["id"] != "first" && said["id"] != "last" {
-            answered = true;
+            answers += 1;
             accepted |= sound;
         }
     }
-    match answered {
-        false if bed.has_changed().await? => Ok(None),
-        false => Ok(Some(Judged::Refused)),
-        true => stored(bed, accepted).await.map(Some),
+    // Of several messages in one input each has an answer, in any order, and the one that was accepted may be the last.
+    let asked = message.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+    let changed = bed.has_changed().await?;
+    if changed && !accepted && answers < asked.max(1) {
+        return Ok(None);
     }
+    judged(changed, accepted).map(Some)
 }
 
 /// Reads until it has come, or nothing more comes.

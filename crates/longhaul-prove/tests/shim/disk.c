@@ -218,6 +218,8 @@ static void forget(int notes, struct head *head) {
     }
     head->generation++;
     head->end = head->settled = sizeof *head;
+    /* First the head: whoever is killed in between leaves some bytes behind the end, and not an end behind the bytes. */
+    save_head(notes, head);
     if (real_ftruncate(notes, sizeof *head) != 0) broken("notes");
 }
 
