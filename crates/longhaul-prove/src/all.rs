@@ -1,5 +1,7 @@
 //! Everything, with the numbers of the proof: one run after the other, each told on the terminal, and then the report.
 
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use crate::hostile::{Hostile, Tried, hostile};
 use crate::migrations::{Plan, migrations};
 use crate::mutants::{SIMULATED, breaks, run_of, simulated};
 use crate::readers::run::{Reading, read_all};
-use crate::report::{Hunted, Ran, line, page, tally};
+use crate::report::{Hunted, Ran, Row, line, page, tally};
 use crate::simulate::{Seeds, Simulated, simulate_many};
 
 /// How much of everything.
@@ -54,14 +56,98 @@ pub struct AllArgs {
     /// The commit, for the report
     #[arg(long, default_value = "unknown")]
     commit: String,
-    /// Where the report goes
+    /// Where the report goes; it is written anew after each run
     #[arg(long)]
     report: Option<PathBuf>,
+    /// Where what came of each run is kept
+    #[arg(long)]
+    notes: Option<PathBuf>,
+    /// Go on where an earlier call was broken off: runs that held, by those notes, are not made again
+    #[arg(long, requires = "notes")]
+    go_on: bool,
+}
+
+/// What was run so far.
+struct Proof<'a> {
+    args: &'a AllArgs,
+    rows: Vec<Row>,
+    /// What an earlier call ran.
+    earlier: Vec<Row>,
+    tried: Vec<Tried>,
+    hunts: Vec<Hunted>,
+}
+
+impl<'a> Proof<'a> {
+    fn begin(args: &'a AllArgs) -> Result<Self, Anyhow> {
+        let mut earlier = Vec::new();
+        if let Some(path) = &args.notes {
+            match std::fs::read_to_string(path) {
+                Ok(notes) if args.go_on => {
+                    earlier = notes.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+                }
+                Ok(_) => std::fs::remove_file(path)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(format!("cannot read {}: {error}", path.display()).into()),
+            }
+        }
+        Ok(Self { args, rows: Vec::new(), earlier, tried: Vec::new(), hunts: Vec::new() })
+    }
+
+    /// Makes a run, unless it held before. One that could not be made did not hold, and is no reason to leave the others out.
+    async fn row(
+        &self,
+        name: &str,
+        store: &str,
+        seed: u64,
+        run: impl Future<Output = Result<Option<Ran>, Anyhow>>,
+    ) -> Option<Row> {
+        if let Some(row) = self.earlier.iter().rfind(|row| row.is_of(name, store, seed) && row.held) {
+            println!("{name} on {store}, seed {seed}: held before");
+            return Some(row.clone());
+        }
+        match run.await {
+            Ok(ran) => ran.map(|ran| Row::of(&ran, &self.args.commit)),
+            Err(error) => {
+                println!("{name} on {store}, seed {seed}: BROKE OFF ({error})");
+                let (name, store, commit) = (name.to_owned(), store.to_owned(), self.args.commit.clone());
+                let what = format!("broke off: {error}");
+                Some(Row { name, store, seed, commit, what, violations: 0, held: false })
+            }
+        }
+    }
+
+    async fn drive(&self, name: &str, plan: &Drive) -> Option<Row> {
+        self.row(name, &plan.kind.to_string(), plan.seed, ran(name, plan)).await
+    }
+
+    /// Keeps what was run.
+    fn add(&mut self, rows: impl IntoIterator<Item = Row>) -> Result<(), Anyhow> {
+        for row in rows {
+            if let Some(path) = self.args.notes.as_ref().filter(|_| !self.earlier.contains(&row)) {
+                let mut notes = OpenOptions::new().create(true).append(true).open(path)?;
+                writeln!(notes, "{}", serde_json::to_string(&row)?)?;
+            }
+            self.rows.push(row);
+        }
+        self.report()
+    }
+
+    fn report(&self) -> Result<(), Anyhow> {
+        let Some(path) = &self.args.report else { return Ok(()) };
+        let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+        std::fs::write(path, page(&self.args.commit, &date, &self.rows, &self.tried, &self.hunts))?;
+        Ok(())
+    }
+
+    fn held(&self) -> bool {
+        let runs = self.rows.iter().all(|row| row.held);
+        runs && self.tried.iter().all(Tried::held) && self.hunts.iter().all(Hunted::is_caught)
+    }
 }
 
 /// Runs all of it and writes the report; whether everything held.
 pub async fn all(args: AllArgs) -> Result<bool, Anyhow> {
-    let mut runs = Vec::new();
+    let mut proof = Proof::begin(&args)?;
     let plan = |kind, faults, tasks, every| Drive {
         kind,
         seed: args.seed,
@@ -88,10 +174,12 @@ pub async fn all(args: AllArgs) -> Result<bool, Anyhow> {
     };
     // Few of them share a limit, or the line before it would grow for as long as the run lasts.
     let long = |kind, faults| Drive { limited: 1, ..plan(kind, faults, args.tasks, Duration::from_micros(7_000)) };
-    runs.extend(ran("kills and freezes", &long(Kind::Sqlite, sqlite)).await?);
-    runs.extend(ran("kills, freezes, restarts, wrong clocks", &long(Kind::Postgres, postgres)).await?);
+    proof.add(proof.drive("kills and freezes", &long(Kind::Sqlite, sqlite)).await)?;
+    proof.add(proof.drive("kills, freezes, restarts, wrong clocks", &long(Kind::Postgres, postgres)).await)?;
     for kind in [Kind::Sqlite, Kind::Postgres] {
-        runs.extend(read(kind, args.seed, args.readers, args.reconnects).await?);
+        let (readers, reconnects) = (args.readers, args.reconnects);
+        let run = read(kind, args.seed, readers, reconnects);
+        proof.add(proof.row(&of_readers(readers, reconnects), &kind.to_string(), args.seed, run).await)?;
     }
     for round in 0..args.rounds {
         let points = |kind| {
@@ -100,31 +188,42 @@ pub async fn all(args: AllArgs) -> Result<bool, Anyhow> {
         };
         // Side by side: most of the time each waits for a point to be reached, or for a lease.
         let (sqlite, postgres) = (points(Kind::Sqlite), points(Kind::Postgres));
-        let (sqlite, postgres) =
-            tokio::try_join!(ran("every failpoint", &sqlite), ran("every failpoint", &postgres))?;
-        runs.extend(sqlite.into_iter().chain(postgres));
+        let name = "every failpoint";
+        let (sqlite, postgres) = tokio::join!(proof.drive(name, &sqlite), proof.drive(name, &postgres));
+        proof.add(sqlite.into_iter().chain(postgres))?;
     }
     for (name, kind, tasks, faults) in bad_disks_and_networks() {
-        runs.extend(ran(name, &plan(kind, faults, tasks, Duration::from_millis(15))).await?);
+        proof.add(proof.drive(name, &plan(kind, faults, tasks, Duration::from_millis(15))).await)?;
     }
     for kind in [Kind::Sqlite, Kind::Postgres] {
         let broker = Faults { kills: 5, every: Duration::from_millis(1_500), broker: 8, ..Faults::default() };
-        runs.extend(ran("the broker killed", &plan(kind, broker, 1_000, Duration::from_millis(15))).await?);
-        runs.extend(migrated(&Plan { kind, seed: args.seed, points: 60, races: 20 }).await?);
+        let plan = plan(kind, broker, 1_000, Duration::from_millis(15));
+        proof.add(proof.drive("the broker killed", &plan).await)?;
+        let plan = Plan { kind, seed: args.seed, points: 60, races: 20 };
+        proof.add(proof.row(MIGRATIONS, &kind.to_string(), args.seed, migrated(&plan)).await)?;
     }
-    let plan = Hostile { seed: args.seed, inputs: args.inputs, only: None };
-    let tried = if args.inputs == 0 { Vec::new() } else { hostile(&plan, &std::env::current_exe()?).await? };
-    runs.push(simulation(Seeds { from: args.seed, count: args.seeds, mutant: None }).await?);
-    let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
-    let report = |hunts: &[Hunted]| match &args.report {
-        Some(path) => std::fs::write(path, page(&args.commit, &date, &runs, &tried, hunts)),
-        None => Ok(()),
-    };
-    report(&[])?;
-    let hunts = if args.no_mutants { Vec::new() } else { hunt(None, args.seed).await? };
-    report(&hunts)?;
-    let held = runs.iter().all(|ran| ran.outcome.is_clean());
-    Ok(held && tried.iter().all(Tried::held) && hunts.iter().all(Hunted::is_caught))
+    let seeds = Seeds { from: args.seed, count: args.seeds, mutant: None };
+    let simulated = async { simulation(seeds).await.map(Some) };
+    proof.add(proof.row(SIMULATION, IN_MEMORY, args.seed, simulated).await)?;
+    if args.inputs > 0 {
+        let plan = Hostile { seed: args.seed, inputs: args.inputs, only: None };
+        proof.tried = hostile(&plan, &std::env::current_exe()?).await?;
+        proof.report()?;
+    }
+    if !args.no_mutants {
+        proof.hunts = hunt(None, args.seed).await?;
+        proof.report()?;
+    }
+    Ok(proof.held())
+}
+
+const MIGRATIONS: &str = "migrations broken off and raced";
+const SIMULATION: &str = "simulation";
+const IN_MEMORY: &str = "memory";
+
+/// What a run of readers is called.
+fn of_readers(readers: u64, reconnects: u32) -> String {
+    format!("{readers} readers, {reconnects} reconnects each")
 }
 
 /// Runs it and says what came of it; `None` where the store cannot be had.
@@ -145,8 +244,7 @@ pub async fn read(kind: Kind, seed: u64, readers: u64, reconnects: u32) -> Resul
         );
         return Ok(None);
     };
-    let name = format!("{readers} readers, {reconnects} reconnects each");
-    let ran = Ran { name, store: kind.to_string(), seed, outcome };
+    let ran = Ran { name: of_readers(readers, reconnects), store: kind.to_string(), seed, outcome };
     say(&ran);
     Ok(Some(ran))
 }
@@ -154,7 +252,7 @@ pub async fn read(kind: Kind, seed: u64, readers: u64, reconnects: u32) -> Resul
 /// The same for migrations.
 pub async fn migrated(plan: &Plan) -> Result<Option<Ran>, Anyhow> {
     let outcome = migrations(plan, &std::env::current_exe()?).await?;
-    Ok(told("migrations broken off and raced", plan.kind, plan.seed, outcome))
+    Ok(told(MIGRATIONS, plan.kind, plan.seed, outcome))
 }
 
 fn told(name: &str, kind: Kind, seed: u64, outcome: Option<Outcome>) -> Option<Ran> {
@@ -197,7 +295,7 @@ pub async fn simulation(seeds: Seeds) -> Result<Ran, Anyhow> {
         true
     };
     let outcome = aside(move || simulate_many(seeds, told)).await?;
-    let ran = Ran { name: "simulation".to_owned(), store: "memory".to_owned(), seed: seeds.from, outcome };
+    let ran = Ran { name: SIMULATION.to_owned(), store: IN_MEMORY.to_owned(), seed: seeds.from, outcome };
     say(&ran);
     Ok(ran)
 }
