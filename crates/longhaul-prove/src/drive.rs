@@ -364,6 +364,9 @@ impl<'a> Driver<'a> {
             let words = ["--lease-ms", &lease].map(str::to_owned).to_vec();
             posts.push(Post::start(self.bed, "listener", words, mutant.clone())?);
         }
+        if self.drive.faults.network.locked > 0 {
+            posts.push(Post::start(self.bed, "crowd", Vec::new(), mutant.clone())?);
+        }
         if let Some(broker) = &self.bed.broker {
             posts.push(Post::start(self.bed, "publisher", vec!["--bus".to_owned(), broker.url()], mutant)?);
         }

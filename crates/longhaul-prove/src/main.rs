@@ -16,7 +16,7 @@ use longhaul_prove::migrations::{Plan, TRY_AGAIN, migrate};
 use longhaul_prove::mutants::named;
 use longhaul_prove::people::people;
 use longhaul_prove::process::{
-    ClientArgs, ListenerArgs, Place, WorkerArgs, client, end_with_the_driver, listener, worker,
+    ClientArgs, ListenerArgs, Place, WorkerArgs, client, crowd, end_with_the_driver, listener, worker,
 };
 use longhaul_prove::report::Hunted;
 use longhaul_prove::serve::{ServeArgs, serve};
@@ -83,6 +83,9 @@ enum Command {
     /// The people
     #[command(hide = true)]
     People(Place),
+    /// Many callers of one process
+    #[command(hide = true)]
+    Crowd(Place),
     /// A client process
     #[command(hide = true)]
     Client(ClientArgs),
@@ -302,6 +305,7 @@ async fn run(command: Command) -> Result<bool, Anyhow> {
         Command::Migrate(place) => migrate(place).await,
         Command::Worker(args) => worker(args).await.map(|()| true),
         Command::Listener(args) => listener(args).await.map(|()| true),
+        Command::Crowd(place) => crowd(place).await.map(|()| true),
         Command::People(place) => people(place).await.map(|()| true),
         Command::Client(args) => client(args).await.map(|()| true),
         Command::Server(args) => serve(args).await.map(|()| true),

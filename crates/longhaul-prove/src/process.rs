@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use longhaul::{Client, SubscriberHandle, TaskId, Told, Worker};
+use longhaul::{Client, Filter, SubscriberHandle, TaskId, Told, Worker};
 use rustix::process::{Pid, Signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -21,6 +21,11 @@ use crate::records::{Records, Stream};
 use crate::serve::Wires;
 use crate::via::Via;
 use crate::web::Web;
+
+/// How many callers a crowd has: more than a pool has connections.
+const CROWD: usize = 24;
+/// How long each of them pauses between two questions.
+const PAUSE: Duration = Duration::from_millis(400);
 
 /// What every process of the suite is told.
 #[derive(Args, Clone, Debug)]
@@ -153,6 +158,31 @@ pub async fn listen(
             std::future::ready(ledger.note(heard).map_err(Into::into))
         })
         .await
+}
+
+/// Asks all the time, with many callers at once, until it is told to stop, or killed: while the store does not answer, some of them
+/// have no connection.
+pub async fn crowd(place: Place) -> Result<(), Anyhow> {
+    let client = open(&place.store).await?;
+    let mut callers = JoinSet::new();
+    for _ in 0..CROWD {
+        let client = client.clone();
+        callers.spawn(async move {
+            loop {
+                // Whatever it is told, it asks again.
+                let _ = client.list(&Filter { limit: 1, ..Filter::default() }).await;
+                sleep(PAUSE).await;
+            }
+        });
+    }
+    std::fs::write(crowd_path(&place.folder), "")?;
+    told_to_end()?.await;
+    Ok(())
+}
+
+/// What is there as soon as the crowd is.
+pub fn crowd_path(folder: &Path) -> PathBuf {
+    folder.join("crowd")
 }
 
 /// Opens the store, again and again while it is away.

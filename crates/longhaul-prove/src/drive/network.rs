@@ -11,6 +11,7 @@ use super::trouble::{Trouble, Window};
 use crate::Anyhow;
 use crate::history::list;
 use crate::ledger::{Ledger, What};
+use crate::process::crowd_path;
 use crate::program::TENANTS;
 use crate::server::Server;
 
@@ -130,8 +131,15 @@ impl Driver<'_> {
         Ok(window)
     }
 
-    /// Locks the tasks, until the window is closed.
+    /// Locks the tasks, until the window is closed. The crowd is there then, and does not have enough connections.
     pub(super) async fn lock_tasks(&mut self) -> Result<Window, Anyhow> {
+        let (crowd, until) = (crowd_path(self.bed.folder()), Instant::now() + TO_COME_BACK);
+        while !crowd.exists() {
+            if Instant::now() > until {
+                return Err("the crowd did not come".into());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
         let client = connect_patiently(self.server()?).await?;
         client.batch_execute("BEGIN; LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE").await?;
         let mut window = Window::new(Trouble::Locked, LOCKED_FOR, self.bed.empty_pools());
