@@ -38,7 +38,7 @@ impl Engine {
 
     /// On a store that gives these hints.
     pub(crate) fn over(store: Arc<dyn Store>, hints: Arc<Hints>) -> Arc<Self> {
-        let lanes = store.parallelism();
+        let lanes = store.lanes();
         let meter = Arc::new(Meter::default());
         Arc::new(Self {
             submits: Batcher::start(Submits(Arc::clone(&store), Arc::clone(&meter)), lanes),

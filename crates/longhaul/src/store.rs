@@ -180,11 +180,25 @@ pub trait Store:
     /// The store's clock.
     fn clock(&self) -> &Clock;
 
-    /// How many transactions of one kind may usefully run at once.
-    fn parallelism(&self) -> usize;
+    /// How many transactions of one kind may usefully be under way at once.
+    fn lanes(&self) -> Lanes;
 
     /// Measures the storage itself, see [`Floor`].
     async fn floor(&self, seconds: f64) -> Result<Floor, StoreError>;
+}
+
+/// How many transactions of one kind may be under way at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    /// At most so many.
+    pub most: usize,
+    /// More than one only while so many requests wait: fewer would make small transactions of what could be a large one.
+    pub plenty: usize,
+}
+
+impl Lanes {
+    /// One after the other.
+    pub const ONE: Self = Self { most: 1, plenty: 1 };
 }
 
 /// Opens the store at `url`: `sqlite:PATH`, `postgres://…` or `memory:`. Creates and migrates it

@@ -235,8 +235,8 @@ impl Store for Unreliable {
         self.store.clock()
     }
 
-    fn parallelism(&self) -> usize {
-        self.store.parallelism()
+    fn lanes(&self) -> Lanes {
+        self.store.lanes()
     }
 
     async fn floor(&self, seconds: f64) -> Result<Floor, StoreError> {

@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::event::Event;
 use crate::store::batch::{Batcher, Sink};
 use crate::store::outbox::{Attempt, DeliveryStatus, Due, Settle, Then, Which, delivery_id};
-use crate::store::{LOG_PAGE, Store, StoreError};
+use crate::store::{LOG_PAGE, Lanes, Store, StoreError};
 use crate::task::Task;
 
 /// How much memory the bodies under way may take, in KiB.
@@ -87,7 +87,7 @@ impl Deliverer {
             engine: Arc::clone(engine),
             sender,
             replies: settings.replies.clone(),
-            settles: Batcher::start(Settles(Arc::clone(&engine.store)), 1),
+            settles: Batcher::start(Settles(Arc::clone(&engine.store)), Lanes::ONE),
             pace,
             timeout: settings.timeout,
             counts,

@@ -1,20 +1,21 @@
 //! Natural batching: while a transaction is in flight, requests queue; the next transaction
 //! takes all of them. No timers: an idle system adds no latency, a loaded one shares each fsync
-//! between hundreds of tasks.
+//! between hundreds of tasks. Another one begins beside it only when plenty is queued ([`Lanes`]).
 //!
 //! One bad entry hurts only itself: a batch the store refuses is tried again by halves. A batch
 //! whose answer was lost is simply repeated, because every entry is idempotent.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Accepted, Commit, CommitRefused, Committed, Store, StoreError, SubmitRefused};
+use super::{Accepted, Commit, CommitRefused, Committed, Lanes, Store, StoreError, SubmitRefused};
 use crate::faults;
 use crate::meter::{Batch, Meter};
 use crate::task::NewTask;
@@ -50,17 +51,48 @@ struct Request<S: Sink> {
 /// Gathers requests into transactions. Dropping it lets what is queued finish and then stops.
 pub(crate) struct Batcher<S: Sink> {
     queue: mpsc::Sender<Request<S>>,
+    shared: Arc<Shared<S>>,
+}
+
+/// What lanes share.
+struct Shared<S: Sink> {
+    sink: S,
+    requests: Mutex<mpsc::Receiver<Request<S>>>,
+    under_way: AtomicUsize,
+    /// So many waiting requests are enough for one more transaction.
+    plenty: usize,
+    /// Told when a transaction has ended, and when plenty is queued.
+    look: Notify,
+}
+
+/// A transaction that is under way.
+struct UnderWay<'a, S: Sink>(&'a Shared<S>);
+
+impl<S: Sink> Shared<S> {
+    fn begin(&self) -> UnderWay<'_, S> {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        UnderWay(self)
+    }
+}
+
+impl<S: Sink> Drop for UnderWay<'_, S> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.look.notify_one();
+    }
 }
 
 impl<S: Sink> Batcher<S> {
-    /// Starts `lanes` loops, each with one transaction in flight at a time.
-    pub(crate) fn start(sink: S, lanes: usize) -> Self {
+    /// Starts the lanes: loops, each with one transaction in flight at a time.
+    pub(crate) fn start(sink: S, lanes: Lanes) -> Self {
         let (queue, requests) = mpsc::channel(MAX_WAITING);
-        let (sink, requests) = (Arc::new(sink), Arc::new(Mutex::new(requests)));
-        for _ in 0..lanes {
-            tokio::spawn(faults::of_process(lane(Arc::clone(&sink), Arc::clone(&requests))));
+        let (under_way, look) = (AtomicUsize::new(0), Notify::new());
+        let shared = Shared { sink, requests: Mutex::new(requests), under_way, plenty: lanes.plenty, look };
+        let shared = Arc::new(shared);
+        for _ in 0..lanes.most {
+            tokio::spawn(faults::of_process(lane(Arc::clone(&shared))));
         }
-        Self { queue }
+        Self { queue, shared }
     }
 
     /// Writes one entry and gives its answer once it is on disk.
@@ -76,6 +108,9 @@ impl<S: Sink> Batcher<S> {
     ) -> Result<Vec<Result<S::Answer, StoreError>>, StoreError> {
         let (reply, answers) = oneshot::channel();
         self.queue.send(Request { entries, reply }).await.map_err(|_| stopped())?;
+        if self.queue.max_capacity() - self.queue.capacity() >= self.shared.plenty {
+            self.shared.look.notify_one();
+        }
         answers.await.map_err(|_| stopped())
     }
 }
@@ -84,19 +119,25 @@ fn stopped() -> StoreError {
     StoreError::Unavailable("the process is stopping".to_owned())
 }
 
-async fn lane<S: Sink>(sink: Arc<S>, requests: Arc<Mutex<mpsc::Receiver<Request<S>>>>) {
+async fn lane<S: Sink>(shared: Arc<Shared<S>>) {
     let mut postponed: VecDeque<Request<S>> = VecDeque::new();
     loop {
-        let batch = match postponed.pop_front() {
+        let (batch, _under_way) = match postponed.pop_front() {
             // Another lane that waits for requests holds the lock; what is postponed goes alone then.
-            Some(first) => gather(first, &mut postponed, requests.try_lock().ok().as_deref_mut()),
+            Some(first) => {
+                let mut requests = shared.requests.try_lock().ok();
+                (gather(first, &mut postponed, requests.as_deref_mut()), shared.begin())
+            }
             None => {
-                let mut requests = requests.lock().await;
+                let mut requests = shared.requests.lock().await;
+                while shared.under_way.load(Ordering::Relaxed) > 0 && requests.len() < shared.plenty {
+                    shared.look.notified().await;
+                }
                 let Some(first) = requests.recv().await else { return };
-                gather(first, &mut postponed, Some(&mut requests))
+                (gather(first, &mut postponed, Some(&mut requests)), shared.begin())
             }
         };
-        write_requests(&*sink, batch).await;
+        write_requests(&shared.sink, batch).await;
     }
 }
 
@@ -274,10 +315,14 @@ mod tests {
     type Batches = Arc<StdMutex<Vec<Vec<i64>>>>;
 
     fn recorder(lost_answers: u32) -> (Batcher<Recorder>, Batches, Arc<Semaphore>) {
+        recorder_with(lost_answers, Lanes::ONE)
+    }
+
+    fn recorder_with(lost_answers: u32, lanes: Lanes) -> (Batcher<Recorder>, Batches, Arc<Semaphore>) {
         let (batches, permits) = (Batches::default(), Arc::new(Semaphore::new(0)));
         let sink =
             Recorder { batches: batches.clone(), permits: permits.clone(), lost_answers: lost_answers.into() };
-        (Batcher::start(sink, 1), batches, permits)
+        (Batcher::start(sink, lanes), batches, permits)
     }
 
     #[tokio::test]
@@ -308,6 +353,40 @@ mod tests {
             assert_eq!(call.await.expect("no panic").expect("written"), entry * 10);
         }
         assert_eq!(*batches.lock().expect("not poisoned"), [vec![1], vec![2], vec![3, 4, 5, 6, 7, 8, 9]]);
+    }
+
+    #[tokio::test]
+    async fn another_transaction_begins_when_plenty_is_queued() {
+        let (batcher, batches, permits) = recorder_with(0, Lanes { most: 2, plenty: 3 });
+        let batcher = Arc::new(batcher);
+        let call = |entry| {
+            let batcher = Arc::clone(&batcher);
+            tokio::spawn(async move { batcher.one(entry).await })
+        };
+        let queued = || MAX_WAITING - batcher.queue.capacity();
+        let under_way = || batcher.shared.under_way.load(Ordering::Relaxed);
+        let mut calls = vec![call(1)];
+        while under_way() < 1 {
+            tokio::task::yield_now().await;
+        }
+        calls.extend([call(2), call(3)]);
+        while queued() < 2 {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+            assert_eq!((queued(), under_way()), (2, 1), "two are not plenty");
+        }
+        calls.push(call(4));
+        while under_way() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(queued(), 0);
+        permits.add_permits(100);
+        for (entry, call) in (1..=4).zip(calls) {
+            assert_eq!(call.await.expect("no panic").expect("written"), entry * 10);
+        }
+        assert_eq!(*batches.lock().expect("not poisoned"), [vec![1], vec![2, 3, 4]]);
     }
 
     #[tokio::test]

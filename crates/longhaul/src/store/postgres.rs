@@ -22,8 +22,8 @@ use super::known::Known;
 use super::subscribers::Late;
 use super::{
     Accepted, Ask, Beats, Checkpoint, Claim, Claimed, Clock, Commit, CommitRefused, Committed, Control,
-    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, LockChange, Locked, Page, QueueInfo, Settings,
-    Store, StoreError, SubmitRefused, Swept, WorkerInfo,
+    ControlRefused, Controlled, Filter, Floor, Heartbeat, Hints, Lanes, LockChange, Locked, Page, QueueInfo,
+    Settings, Store, StoreError, SubmitRefused, Swept, WorkerInfo,
 };
 use crate::event::LogRow;
 use crate::faults;
@@ -308,10 +308,10 @@ impl Store for PostgresStore {
         &self.clock
     }
 
-    fn parallelism(&self) -> usize {
+    fn lanes(&self) -> Lanes {
         // Two share each fsync (group commit) and keep the server busy while one waits for it; more
         // only make the batches smaller.
-        2
+        Lanes { most: 2, plenty: 1 }
     }
 
     async fn floor(&self, seconds: f64) -> Result<Floor, StoreError> {

@@ -482,8 +482,10 @@ impl Store for SqliteStore {
         &self.clock
     }
 
-    fn parallelism(&self) -> usize {
-        1
+    fn lanes(&self) -> Lanes {
+        // One of them is written at a time. When a second one is ready, the writer does not have to wait for those whose
+        // answers it has just given.
+        Lanes { most: 2, plenty: 128 }
     }
 
     async fn floor(&self, seconds: f64) -> Result<Floor, StoreError> {
