@@ -84,12 +84,12 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Whether a process, or its way to the store, may be stopped in the middle of a transaction.
-    fn stop_processes(&self) -> bool {
+    /// Whether a process, its way to the store, or the server itself may be stopped in the middle of a transaction.
+    fn stop_transactions(&self) -> bool {
         let Self { kills, freezes, restarts, points, network, .. } = self;
-        *points
-            || kills + freezes + restarts + network.cuts + network.holds + network.lost_answers + network.locked
-                > 0
+        let of_network =
+            network.cuts + network.holds + network.lost_answers + network.locked + network.server_full;
+        *points || kills + freezes + restarts + of_network > 0
     }
 }
 
@@ -310,7 +310,7 @@ impl<'a> Driver<'a> {
             hooked: wires.is_some(),
             ticks,
             arrives: bed.broker.is_some(),
-            held: if drive.faults.stop_processes() && drive.kind == Kind::Postgres { TRANSACTION } else { 0 },
+            held: if drive.faults.stop_transactions() && drive.kind == Kind::Postgres { TRANSACTION } else { 0 },
             starts_within: (network.deaf > 0 && network.exhausted == 0).then_some(TO_BE_LOOKED_FOR),
         };
         let history = History::gather(client, bed.folder(), setup).await?;
