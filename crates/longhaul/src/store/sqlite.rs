@@ -281,12 +281,12 @@ fn prepare(connection: &mut Connection, cache_kib: i64) -> Result<Log, StoreErro
     // One plan per statement, whatever is bound to it; without this, some statements would be
     // planned anew at every call.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(store_error)?;
-    connection
-        .execute_batch(&format!(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -{cache_kib};
-             PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;"
-        ))
-        .map_err(store_error)?;
+    let pragmas = format!(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -{cache_kib};
+         PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;"
+    );
+    // Of those who open a new file at once, one makes it a WAL database.
+    turn::until_free(|| connection.execute_batch(&pragmas)).map_err(store_error)?;
     let log = Log::of(connection).map_err(store_error)?;
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(store_error)?;

@@ -40,6 +40,21 @@ pub(super) fn with_patience<T>(patience: Duration, job: impl FnOnce() -> T) -> T
     done
 }
 
+/// Does it again and again while another process has the turn. For what SQLite does not wait for by itself: one that reads
+/// already and wants to write is told at once that another one does.
+pub(super) fn until_free<T>(mut job: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+    let since = Instant::now();
+    loop {
+        match job() {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {
+                let Some(pause) = pause_after(since.elapsed(), PATIENCE) else { return Err(error) };
+                std::thread::sleep(pause);
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Begins a transaction, if nobody else has the turn.
 pub(super) fn begin_if_free(connection: &mut Connection) -> rusqlite::Result<Option<Transaction<'_>>> {
     match with_patience(Duration::ZERO, || connection.transaction_with_behavior(TransactionBehavior::Immediate)) {
@@ -76,6 +91,24 @@ mod tests {
         assert_eq!(pause_after(Duration::ZERO, PATIENCE), Some(PAUSE));
         assert_eq!(pause_after(PATIENCE - Duration::from_millis(1), PATIENCE), Some(PAUSE));
         assert_eq!(pause_after(PATIENCE, PATIENCE), None);
+    }
+
+    #[test]
+    fn a_new_file_that_another_process_writes_to_is_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("new.db");
+        let mut other = Connection::open(&file).expect("opens");
+        let writing = other.transaction_with_behavior(TransactionBehavior::Immediate).expect("begins");
+        let (tell, told) = std::sync::mpsc::channel();
+        let opening = std::thread::spawn(move || {
+            let mut connection = Connection::open(file).expect("opens");
+            tell.send(prepare(&mut connection, 1_024).map(|_| ())).expect("someone hears it");
+        });
+        let early = told.recv_timeout(Duration::from_millis(100));
+        assert!(early.is_err(), "it is not open while another one writes: {early:?}");
+        writing.commit().expect("commits");
+        told.recv().expect("it ends").expect("the store opens");
+        opening.join().expect("it ends");
     }
 
     #[test]
