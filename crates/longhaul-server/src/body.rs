@@ -8,12 +8,26 @@ use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use longhaul::TaskId;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 
 use crate::problem::Problem;
 use crate::state::App;
 
-/// A JSON body. No body at all is read as `{}`, so that requests whose fields are all optional need none.
+/// A JSON object. No body at all is read as `{}`, so that requests whose fields are all optional need none.
 pub(crate) struct Json<T>(pub(crate) T);
+
+/// Any JSON, as it was written.
+pub(crate) struct AnyJson(pub(crate) Box<RawValue>);
+
+impl FromRequest<App> for AnyJson {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        let headers = request.headers().clone();
+        let bytes = read(request.into_body(), &headers, app).await?;
+        Ok(Self(longhaul::request::read_value(&bytes)?))
+    }
+}
 
 impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Problem;
@@ -67,7 +81,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind == "application/json" || kind == "application/merge-patch+json" || kind.ends_with("+json")
 }
 
-/// Reads JSON into a type, after looking through all of it.
+/// Reads an object into a type, after looking through all of it.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     Ok(longhaul::request::read(bytes)?)
 }

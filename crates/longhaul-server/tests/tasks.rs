@@ -70,6 +70,9 @@ async fn the_same_key_and_body_is_the_same_task_and_another_body_is_refused(stor
     let other = submit(json!({"handler": "echo", "input": {"a": 2}})).await;
     other.is_problem(422, "key_conflict");
     assert_eq!(other.body["task_id"], first.body["id"]);
+    submit(json!({"handler": "echo", "key": "k-2"})).await.is_problem(422, "invalid_field");
+    let both = submit(json!({"input": {"b": 2, "a": 1}, "handler": "echo", "key": "k-1"})).await;
+    assert_eq!((both.status.as_u16(), &both.body["id"]), (202, &first.body["id"]));
 
     let body = json!({"handler": "echo", "input": "twice", "dedupe_window": "10m"});
     assert_eq!(server.submit(body.clone()).await, server.submit(body).await);

@@ -13,7 +13,7 @@ use crate::task::{Deadline, Invalid, NewTask};
 mod read;
 mod span;
 
-pub use read::{BadRequest, read};
+pub use read::{BadRequest, read, read_value};
 pub use span::Span;
 
 /// A task to be run. Every field but what the handler needs is optional.
@@ -45,8 +45,10 @@ pub struct Submit {
     /// At most so many tasks with this key run at once as its limit says, one without a limit.
     pub concurrency_key: Option<String>,
     /// Where to tell how it ended.
+    #[serde(default, deserialize_with = "read::object_or_nothing")]
     pub webhook: Option<WebhookBody>,
     /// Where its result goes when it has ended, by the bus.
+    #[serde(default, deserialize_with = "read::object_or_nothing")]
     pub reply: Option<ReplyBody>,
     /// Free labels to filter by.
     pub tags: Option<BTreeMap<String, String>>,

@@ -3,6 +3,7 @@
 
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use longhaul::request::read_value;
 use longhaul::{Decision, Role, TaskId};
 use serde::Deserialize;
 use serde_json::json;
@@ -10,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::page::{see_other, wants_page};
 use super::session::{Nothing, Posted, Visitor};
-use crate::body::{OfTask, parse};
+use crate::body::OfTask;
 use crate::problem::Problem;
 use crate::routes::json_answer;
 
@@ -35,7 +36,7 @@ fn typed(text: &str) -> Option<&str> {
 fn typed_json(field: &str, text: &str) -> Result<Option<Box<RawValue>>, Problem> {
     let Some(text) = typed(text) else { return Ok(None) };
     let value: Box<RawValue> =
-        parse(text.as_bytes()).map_err(|problem| Problem::field(field, problem.detail()))?;
+        read_value(text.as_bytes()).map_err(|bad| Problem::field(field, bad.to_string()))?;
     Ok(Some(value))
 }
 

@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::json_answer;
 use crate::auth::Operator;
-use crate::body::{Json, OfTask, parse};
+use crate::body::{AnyJson, Json, OfTask, parse};
 use crate::problem::Problem;
 use crate::schema;
 use crate::state::App;
@@ -167,7 +167,7 @@ impl axum::extract::FromRequest<App> for Raw {
     type Rejection = Problem;
 
     async fn from_request(request: axum::extract::Request, app: &App) -> Result<Self, Problem> {
-        let Json(body) = Json::<Box<RawValue>>::from_request(request, app).await?;
+        let AnyJson(body) = AnyJson::from_request(request, app).await?;
         Ok(Self(body.get().as_bytes().to_vec()))
     }
 }
@@ -257,7 +257,7 @@ async fn message(
 async fn signal(
     Operator(caller): Operator,
     OfTask(task, name): OfTask<String>,
-    Json(message): Json<Box<RawValue>>,
+    AnyJson(message): AnyJson,
 ) -> Result<Response, Problem> {
     caller.client.signal(task, &name, &message).await?;
     Ok(json_answer(StatusCode::ACCEPTED, &json!({})))

@@ -7,14 +7,13 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::json;
-use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Commands, json_answer};
 use crate::auth::{Operator, Viewer, grant_stream};
-use crate::body::{Json, OfTask};
+use crate::body::{AnyJson, OfTask};
 use crate::problem::Problem;
 use crate::schema;
 use crate::state::App;
@@ -62,7 +61,7 @@ async fn patch_state(
     Operator(caller): Operator,
     OfTask(task, ()): OfTask,
     headers: HeaderMap,
-    Json(patch): Json<Box<RawValue>>,
+    AnyJson(patch): AnyJson,
 ) -> Result<Response, Problem> {
     let version = if_match(&headers)?;
     let commands = Commands { client: &caller.client, task };

@@ -83,6 +83,12 @@ async fn submit(
 ) -> Result<Response, Problem> {
     let mut body = body;
     if let Some(key) = idempotency_key(&headers)? {
+        if body.key.as_ref().is_some_and(|other| *other != key) {
+            return Err(Problem::field(
+                "key",
+                "is another one than in the header Idempotency-Key; give one of them",
+            ));
+        }
         body.key = Some(key);
     }
     let task = accept(body, &app, &caller.client, Some(context.traceparent)).await?;
@@ -94,7 +100,11 @@ async fn submit(
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    let mut keys = headers.get_all("idempotency-key").into_iter();
+    let Some(key) = keys.next() else { return Ok(None) };
+    if keys.next().is_some() {
+        return Err(Problem::parameter("Idempotency-Key", "is there twice; give one"));
+    }
     let key = key.to_str().map_err(|_| Problem::parameter("Idempotency-Key", "must be printable ASCII"))?;
     if key.is_empty() || key.len() > 255 {
         return Err(Problem::parameter("Idempotency-Key", "must have 1 to 255 characters"));

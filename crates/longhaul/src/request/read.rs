@@ -3,8 +3,12 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{
+    Deserialize, DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor,
+};
 
 /// The deepest nesting of arrays and objects.
 const MAX_DEPTH: usize = 64;
@@ -28,9 +32,14 @@ pub enum BadRequest {
     },
 }
 
-/// Reads JSON into a type, after looking through all of it. Nothing at all is read as `{}`, so that requests whose fields
-/// are all optional need no body.
+/// Reads an object into a type, after looking through all of it. Nothing at all is read as `{}`, so that requests whose
+/// fields are all optional need no body.
 pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BadRequest> {
+    read_value::<Object<T>>(bytes).map(|object| object.0)
+}
+
+/// As [`read`], for what may be any JSON.
+pub fn read_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BadRequest> {
     let text = if bytes.is_empty() { b"{}" } else { bytes };
     let text =
         std::str::from_utf8(text).map_err(|error| BadRequest::Json(format!("the body is not UTF-8: {error}")))?;
@@ -45,6 +54,37 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BadRequest> {
             BadRequest::Field { field, why: format!("is wrong: {why}") }
         }
     })
+}
+
+/// A value that comes as an object with named members. Serde would also take an array for a struct, by the places of
+/// its fields, and the next field that is added would change what such a request means.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+struct Members<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(members)).map(Object)
+    }
+}
+
+/// Reads a field that is an object, or not there: `#[serde(default, deserialize_with = …)]`.
+pub(super) fn object_or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|object| object.0))
 }
 
 /// The message alone: a place in a line helps nobody when the field is named.
@@ -186,6 +226,22 @@ mod tests {
             let error = refused(text);
             assert!(!matches!(error, BadRequest::Json(_)) && error.to_string().contains(field), "{error:?}");
         }
+    }
+
+    #[test]
+    fn an_array_is_no_object_whose_members_are_in_order() {
+        for text in ["[1, 2]", "[]", r#"[null, {}]"#, "7", "\"a\"", "null", "true"] {
+            let error = refused(text);
+            assert!(
+                matches!(&error, BadRequest::Shape(why) if why.ends_with("expected an object")),
+                "{text}: {error:?}"
+            );
+        }
+        assert!(read::<Sample>(b"").expect("nothing is an empty object").input.is_none());
+        assert_eq!(read_value::<Vec<u8>>(b"[1, 2]").expect("any JSON"), [1, 2]);
+        let nested = br#"{"handler": "h", "webhook": ["http://127.0.0.1/", []]}"#;
+        let error = read::<crate::request::Submit>(nested).expect_err("no object either");
+        assert!(matches!(&error, BadRequest::Field { field, .. } if field == "webhook"), "{error:?}");
     }
 
     #[test]
