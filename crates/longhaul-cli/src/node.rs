@@ -16,7 +16,8 @@ use longhaul_server::{App, Rate, ServerSettings, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::interval;
 
 use crate::args::{Command, NodeArgs};
 use crate::bus::{OnBus, use_locks};
@@ -48,7 +49,7 @@ pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
     };
     let artifacts = artifacts(&config)?;
     let stop = told_to_stop(args.until_eof)?;
-    let server = match part {
+    let mut server = match part {
         Part::Worker => None,
         Part::Up | Part::Serve => Some(Server::start(&config, artifacts.clone(), stop.clone()).await?),
     };
@@ -56,7 +57,7 @@ pub(crate) async fn run(args: NodeArgs, part: Part) -> Result<(), Failure> {
     client.configure(&config.settings()).await?;
     use_locks(&client, &config).await?;
     let bus = OnBus::start(&client, &config, server.as_ref().map(|server| server.app.clone())).await?;
-    let outbox = match &server {
+    let outbox = match &mut server {
         Some(server) => Some(server.open(&client, &config, bus.as_ref()).await?),
         None => None,
     };
@@ -197,6 +198,28 @@ struct Server {
     app: App,
     address: SocketAddr,
     served: JoinHandle<()>,
+    /// Looks for the first token while there is none; ends with the server.
+    looking: JoinSet<()>,
+}
+
+/// How often a server that is open to everyone on its machine looks whether there is a token now.
+const LOOK_FOR_TOKENS: Duration = Duration::from_secs(2);
+
+/// Whoever makes the first token wants the door closed, also that of a server that runs already.
+async fn close_with_the_first_token(app: App, client: Client) {
+    let mut look = interval(LOOK_FOR_TOKENS);
+    loop {
+        look.tick().await;
+        match client.has_tokens().await {
+            Ok(true) => {
+                app.require_tokens();
+                tracing::info!("there is a token now: from here on every request needs one");
+                return;
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "cannot look for tokens; trying again"),
+        }
+    }
 }
 
 impl Server {
@@ -217,11 +240,16 @@ impl Server {
         let address = listener.local_addr().map_err(|error| Failure::internal(error.to_string()))?;
         let app = App::starting(ServerSettings { artifacts, ..settings(config) });
         let served = tokio::spawn(serve(listener, app.clone(), stopped(stop)));
-        Ok(Self { app, address, served })
+        Ok(Self { app, address, served, looking: JoinSet::new() })
     }
 
     /// The store is open: from now on the server is ready, and webhooks are delivered.
-    async fn open(&self, client: &Client, config: &Config, bus: Option<&OnBus>) -> Result<OutboxHandle, Failure> {
+    async fn open(
+        &mut self,
+        client: &Client,
+        config: &Config,
+        bus: Option<&OnBus>,
+    ) -> Result<OutboxHandle, Failure> {
         let beyond = !self.address.ip().is_loopback();
         let has_tokens = client.has_tokens().await?;
         if beyond && !has_tokens {
@@ -239,6 +267,9 @@ impl Server {
         let outbox =
             Outbox::start(client, OutboxSettings { replies, ..outbox_settings(config, !beyond)? }).await?;
         self.app.open(client.clone(), required);
+        if !required && config.auth.required.is_none() {
+            self.looking.spawn(close_with_the_first_token(self.app.clone(), client.clone()));
+        }
         Ok(outbox)
     }
 

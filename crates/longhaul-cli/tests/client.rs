@@ -268,3 +268,25 @@ fn queues_schedules_workers_and_exports_are_reached() {
     up.good(&["delete", &id]);
     assert_eq!(up.run(&["show", &id]).status.code(), Some(2));
 }
+
+#[test]
+fn the_first_token_closes_a_server_that_runs_and_losing_the_last_one_does_not_open_it() {
+    let mut up = Up::start();
+    up.good(&["ps"]);
+    let store = store(up.folder.path());
+    let made = up.good(&["token", "create", "me", "--role", "admin", "--store", &store, "--json"]);
+    let made: Value = serde_json::from_str(&made).expect("JSON");
+    let begun = std::time::Instant::now();
+    while up.run(&["ps"]).status.code() != Some(4) {
+        assert!(begun.elapsed().as_secs() < 60, "it is still open");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let with_token = |up: &Up| {
+        let secret = made["token"].as_str().expect("a secret");
+        up.longhaul(&["ps"]).env("LONGHAUL_TOKEN", secret).output().expect("it starts").status.code()
+    };
+    assert_eq!(with_token(&up), Some(0));
+    up.good(&["token", "revoke", made["id"].as_str().expect("an id"), "--store", &store]);
+    up.restart("127.0.0.1:0");
+    assert_eq!((up.run(&["ps"]).status.code(), with_token(&up)), (Some(4), Some(4)));
+}

@@ -2,6 +2,7 @@
 //! stopping.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -70,7 +71,7 @@ pub struct App(Arc<Inner>);
 
 struct Open {
     client: Client,
-    auth_required: bool,
+    auth_required: AtomicBool,
 }
 
 struct Inner {
@@ -121,8 +122,15 @@ impl App {
     /// The store is open: from now on the server is ready. See [`App::new`] for `auth_required`.
     pub fn open(&self, client: Client, auth_required: bool) {
         // A second store is a mistake of the caller; the first stays.
-        let _ = self.0.open.set(Open { client, auth_required });
+        let _ = self.0.open.set(Open { client, auth_required: AtomicBool::new(auth_required) });
         self.0.opened.cancel();
+    }
+
+    /// From now on every request needs a token.
+    pub fn require_tokens(&self) {
+        if let Some(open) = self.0.open.get() {
+            open.auth_required.store(true, Ordering::Relaxed);
+        }
     }
 
     /// From now on the server is not ready, and its streams end.
@@ -145,7 +153,7 @@ impl App {
 
     /// Whether every request needs a token.
     pub(crate) fn auth_required(&self) -> bool {
-        self.0.open.get().is_none_or(|open| open.auth_required)
+        self.0.open.get().is_none_or(|open| open.auth_required.load(Ordering::Relaxed))
     }
 
     pub(crate) fn settings(&self) -> &ServerSettings {

@@ -75,6 +75,7 @@ async fn a_token_finds_nothing_of_another_tenant_on_any_route(store: Store) {
     let task = server.submit(body).await;
     let approvals = server.until("/v1/approvals", |body| body["approvals"][0].is_object()).await;
     let approval = approvals["approvals"][0]["id"].as_str().expect("an id").to_owned();
+    server.until(&format!("/v1/tasks/{task}"), |body| body["state"] == "waiting").await;
     let schedule = json!({"every": "1h", "task": {"handler": "echo", "input": marker}});
     Answer::of(server.request(Method::PUT, "/v1/schedules/ours").json(&schedule)).await;
     let endpoint = json!({"url": format!("http://127.0.0.1:9/{marker}")});

@@ -49,7 +49,7 @@ impl Client {
         Ok(kept.into_bytes())
     }
 
-    /// Whether there is any token that can be used.
+    /// Whether any token was ever made, also one that has expired or was revoked since.
     pub async fn has_tokens(&self) -> Result<bool, Error> {
         Ok(self.engine.store.has_tokens().await?)
     }

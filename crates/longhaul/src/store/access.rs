@@ -32,7 +32,8 @@ pub trait AccessStore: Send + Sync {
     /// The token with this hash, if it can be used now. Notes that it was used, about.
     async fn use_token(&self, hash: &[u8; 32]) -> Result<Option<TokenInfo>, StoreError>;
 
-    /// Whether any token can be used now.
+    /// Whether any token was ever made, also one that has ended: who once closed a door does not find it open
+    /// when the last key is lost.
     async fn has_tokens(&self) -> Result<bool, StoreError>;
 }
 

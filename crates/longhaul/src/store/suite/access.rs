@@ -48,7 +48,7 @@ async fn an_expired_token_cannot_be_used(bed: Bed) {
     assert!(find(&bed, "one").await.is_some());
     bed.advance(11);
     assert!(find(&bed, "one").await.is_none());
-    assert!(!bed.store.has_tokens().await.expect("the store answers"));
+    assert!(bed.store.has_tokens().await.expect("the store answers"), "what was closed does not open by itself");
     assert_eq!(tokens(&bed, Some("acme")).await, [row.id], "it is still listed");
 }
 
@@ -62,7 +62,7 @@ async fn a_revoked_token_cannot_be_used_and_only_its_tenant_can_revoke_it(bed: B
     assert!(find(&bed, "one").await.is_some());
     let revoked = revoke("acme", row.id).await.expect("revoked").revoked_at;
     assert!(find(&bed, "one").await.is_none());
-    assert!(!bed.store.has_tokens().await.expect("the store answers"));
+    assert!(bed.store.has_tokens().await.expect("the store answers"), "what was closed does not open by itself");
     bed.advance(5);
     assert_eq!(revoke("acme", row.id).await.expect("there").revoked_at, revoked, "it stays as it was");
 }
