@@ -222,6 +222,31 @@ fn doctor_on_a_fresh_machine_finds_nothing_wrong_and_makes_nothing() {
     assert_eq!(std::fs::read_dir(bed.path()).expect("a folder").count(), 0, "no store was made");
 }
 
+#[tokio::test]
+async fn doctor_counts_on_no_worker_that_was_not_heard_of_for_long() {
+    let bed = Bed::new();
+    let path = bed.path().join("a.db");
+    let url = format!("sqlite:{}", path.display());
+    let client = longhaul::Client::open(&url).await.expect("opens");
+    let handler = |_: longhaul::Run, (): ()| async { Ok::<_, longhaul::TaskError>(()) };
+    let worker = longhaul::Worker::new(&client).queues(["other"]).handler("h", handler);
+    let worker = worker.start().await.expect("it starts");
+    client.submit(longhaul::NewTask::new("h", &())).await.expect("accepted");
+    let workers = || {
+        let output = bed.run(&["doctor", "--json", "--store", &url]);
+        let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        let told = check(&found, "workers");
+        (told["status"].clone(), told["message"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(workers(), (json!("ok"), "1 worker running".to_owned()));
+    // As kill -9 does; and half a minute later.
+    worker.abort();
+    let store = rusqlite::Connection::open(&path).expect("opens");
+    store.execute("UPDATE workers SET seen_at = seen_at - 30000000", []).expect("written");
+    let told = "none is running, with 1 task pending; 1 worker not heard of any more";
+    assert_eq!(workers(), (json!("fault"), told.to_owned()));
+}
+
 #[test]
 fn doctor_says_where_values_come_from_and_what_is_wrong() {
     let bed = Bed::new();

@@ -50,6 +50,9 @@ pub(crate) struct Task {
     fork_of: Option<String>,
     #[schema(required, format = "uuid")]
     undo_of: Option<String>,
+    /// The task that undoes it, by request.
+    #[schema(required, format = "uuid")]
+    undone_by: Option<String>,
     #[schema(format = "date-time")]
     created_at: String,
     #[schema(format = "date-time")]

@@ -258,7 +258,8 @@ impl Client {
     /// the step `from_step` (its name as in the events) is taken over and not run again, from there
     /// on it goes its own way, with other `input` if given. It has the queue, priority, tags,
     /// concurrency key and attempts of the original, and as much time as that had from its submit on. It
-    /// never undoes what it took over, and takes over no approval.
+    /// never undoes what it took over, and takes over no approval. A task that was undone by request
+    /// ([`Client::undo`]) has nothing that could be taken over, and is refused.
     pub async fn fork(
         &self,
         id: TaskId,
@@ -268,6 +269,12 @@ impl Client {
         let task = self.task(id).await?;
         if !task.state.is_final() {
             let why = format!("the task is {}; only one that has ended can be forked", task.state);
+            return Err(ControlRefused::WrongState(why).into());
+        }
+        if let Some(undo) = task.undone_by {
+            let why = format!(
+                "task {undo} undoes what it did, so a fork would take over what is no longer done; submit it anew"
+            );
             return Err(ControlRefused::WrongState(why).into());
         }
         let log = self.whole_log(id).await?;

@@ -641,6 +641,9 @@ pub struct Task {
     pub fork_of: Option<TaskId>,
     /// The task it undoes.
     pub undo_of: Option<TaskId>,
+    /// The task that undoes it, by request.
+    #[serde(default)]
+    pub undone_by: Option<TaskId>,
     /// When it was accepted.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -659,9 +662,6 @@ pub struct Task {
     /// How many runs may end with the handler's error before it fails.
     #[serde(skip_serializing, default)]
     pub max_attempts: u32,
-    /// The task that undoes it, by request.
-    #[serde(skip_serializing, default)]
-    pub undone_by: Option<TaskId>,
     /// Where its result goes, beside webhooks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reply: Option<ReplyTo>,

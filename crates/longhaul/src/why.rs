@@ -11,9 +11,6 @@ use crate::store::rules::SUSPECT_CRASHES;
 use crate::store::{Ask, WorkerInfo};
 use crate::task::{Phase, State, Task, Waiting, timestamp};
 
-/// A worker that was silent for this long (six heartbeats) is not counted on.
-const SILENT: i64 = 30_000_000;
-
 /// Why a task stands where it stands.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Why {
@@ -68,18 +65,30 @@ pub(crate) fn explain(gathered: &Gathered) -> Why {
             Some(waiting) => waits(gathered, waiting),
             None => why("signal", "The task is suspended; it goes on when something arrives for it."),
         },
-        State::Completed => {
-            why("completed", "The task has completed; its result is kept until retention removes it.")
-        }
-        State::Failed => ended(task, "failed", "failed"),
-        State::Cancelled => ended(task, "cancelled", "was cancelled"),
+        State::Completed => match task.undone_by {
+            Some(undo) => why("completed", format!("The task has completed, and task {undo} undoes what it did."))
+                .details(json!({"undone_by": undo})),
+            None => why("completed", "The task has completed; its result is kept until retention removes it."),
+        },
+        State::Failed => ended(gathered, "failed", "failed"),
+        State::Cancelled => ended(gathered, "cancelled", "was cancelled"),
     }
 }
 
-fn ended(task: &Task, code: &'static str, what: &str) -> Why {
+fn ended(gathered: &Gathered, code: &'static str, what: &str) -> Why {
+    let task = &gathered.task;
     let message = task.error.as_ref().map_or(String::new(), |error| format!(": {}", error.message));
-    why(code, format!("The task {what}{message}. A resume opens it again, and keeps what was recorded."))
-        .details(json!({"error": task.error}))
+    let late = task.deadline.is_some_and(|deadline| deadline.as_microsecond() <= gathered.facts.now);
+    let then = match (task.undone_by, task.undo_of) {
+        (Some(undo), _) => format!("Task {undo} undoes what it did, so no resume opens it again; submit it anew."),
+        (None, Some(other)) => format!("Ask again to undo task {other}: what was undone stays so."),
+        _ if late => {
+            "Its deadline has passed, so no resume opens it again; fork it, or submit it anew.".to_owned()
+        }
+        _ => "A resume opens it again, and keeps what was recorded and not undone.".to_owned(),
+    };
+    why(code, format!("The task {what}{message}. {then}"))
+        .details(json!({"error": task.error, "undone_by": task.undone_by}))
 }
 
 fn pending(gathered: &Gathered) -> Why {
@@ -109,9 +118,7 @@ fn pending(gathered: &Gathered) -> Why {
         return limited(facts, limit);
     }
     let serves = |worker: &&WorkerInfo| {
-        facts.now - worker.seen_at < SILENT
-            && worker.handlers.contains(&task.handler)
-            && worker.queues.contains(queue)
+        !worker.is_silent(facts.now) && worker.handlers.contains(&task.handler) && worker.queues.contains(queue)
     };
     let serving: Vec<&WorkerInfo> = workers.iter().filter(serves).collect();
     if serving.is_empty() {
@@ -154,7 +161,7 @@ fn pending(gathered: &Gathered) -> Why {
 fn no_worker(gathered: &Gathered) -> Why {
     let Gathered { task, facts, workers, .. } = gathered;
     let (queue, handler) = (&task.queue, &task.handler);
-    let alive = |worker: &&WorkerInfo| facts.now - worker.seen_at < SILENT;
+    let alive = |worker: &&WorkerInfo| !worker.is_silent(facts.now);
     let having: Vec<&str> = workers
         .iter()
         .filter(alive)
@@ -197,7 +204,9 @@ fn running(gathered: &Gathered) -> Why {
         worker.map_or_else(|| "a worker that is gone".to_owned(), |worker| format!("worker {}", worker.name));
     let taken_back = facts.lease_left.map(|left| facts.now + left.max(0));
     let seen = worker.map(|worker| worker.seen_at);
-    if seen.is_none_or(|seen| facts.now - seen > SILENT / 2) || facts.lease_left.is_some_and(|left| left <= 0) {
+    if seen.is_none_or(|seen| facts.now - seen > WorkerInfo::SILENT / 2)
+        || facts.lease_left.is_some_and(|left| left <= 0)
+    {
         let last = seen.map_or_else(String::new, |seen| format!(", last heard of at {}", timestamp(seen)));
         let when = taken_back.map_or_else(|| "soon".to_owned(), |at| format!("at {}", timestamp(at)));
         return why(
@@ -397,7 +406,7 @@ mod tests {
         let none = pending_with(|it| it.workers.clear());
         assert_eq!((none.code, none.until), ("no_worker", None));
         assert!(none.sentence.contains("No worker with handler 'deploy' runs"), "{none:?}");
-        let silent = pending_with(|it| it.workers[0].seen_at = NOW - SILENT);
+        let silent = pending_with(|it| it.workers[0].seen_at = NOW - WorkerInfo::SILENT);
         assert_eq!(silent.code, "no_worker");
         let elsewhere = pending_with(|it| it.workers[0].queues = vec!["other".into()]);
         assert!(elsewhere.sentence.contains("let host:1 serve it too"), "{elsewhere:?}");
@@ -483,7 +492,7 @@ mod tests {
 
     #[test]
     fn a_silent_worker_loses_the_task_when_its_lease_ends() {
-        let silent = running_with(|it| it.workers[0].seen_at = NOW - SILENT);
+        let silent = running_with(|it| it.workers[0].seen_at = NOW - WorkerInfo::SILENT);
         assert_eq!((silent.code, silent.until), ("lease_expiring", Some(timestamp(NOW + 10_000_000))));
         assert!(silent.sentence.contains("last heard of at"), "{silent:?}");
         let gone = running_with(|it| it.workers.clear());

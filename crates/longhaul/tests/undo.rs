@@ -21,7 +21,7 @@ on_every_store!(
     what_cannot_be_undone_is_refused_with_the_reason,
     two_undos_at_once_make_one,
     an_undo_goes_on_where_a_lost_worker_left_it,
-    a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo,
+    a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_not_resumed,
     a_cancel_can_ask_to_undo,
     a_cancel_does_not_stop_an_undo_midway,
     what_a_child_did_is_undone_in_its_place,
@@ -261,7 +261,7 @@ async fn an_undo_goes_on_where_a_lost_worker_left_it(bed: Bed) {
     worker.stop().await;
 }
 
-async fn a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo(bed: Bed) {
+async fn a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_not_resumed(bed: Bed) {
     let world = World::default();
     let worker = start(&bed.client, &world).await;
     world.stick(&["b"]);
@@ -272,6 +272,8 @@ async fn a_task_that_was_undone_is_not_resumed_and_neither_is_its_undo(bed: Bed)
     assert!(undone.contains(&format!("task {} undoes what it did", first.id)), "{undone}");
     let itself = bed.client.resume(first.id).await.expect_err("refused").to_string();
     assert!(itself.contains(&format!("it undoes task {}", failed.id)), "{itself}");
+    let fork = refusal(bed.client.fork(failed.id, "b", None).await);
+    assert!(fork.contains(&format!("task {} undoes what it did", first.id)), "{fork}");
     worker.stop().await;
 }
 

@@ -235,17 +235,27 @@ async fn store(config: &Config) -> Vec<Check> {
 
 async fn contents(config: &Config, client: &Client) -> Result<Vec<Check>, longhaul::Error> {
     let mut checks = access(config.server.listen, config.auth.required, client.has_tokens().await?);
-    let workers = client.workers().await?;
+    let (workers, silent): (Vec<_>, Vec<_>) = {
+        let now = client.clock().now().as_microsecond();
+        client.workers().await?.into_iter().partition(|worker| !worker.is_silent(now))
+    };
     let queues = client.queues().await?;
     let pending: u64 = queues.iter().map(|queue| queue.pending).sum();
+    let silent = match silent.len() {
+        0 => String::new(),
+        lost => format!("; {} not heard of any more", count(lost, "worker")),
+    };
     checks.push(match (workers.len(), pending) {
-        (0, 0) => Check::ok("workers", "none is running, and nothing is pending"),
-        (0, pending) => Check::fault(
-            "workers",
-            format!("none is running, and {} wait", count(usize::try_from(pending).unwrap_or(usize::MAX), "task")),
-            "start one: longhaul worker --manifests DIR",
-        ),
-        (many, _) => Check::ok("workers", format!("{} running", count(many, "worker"))),
+        (0, 0) => Check::ok("workers", format!("none is running, and nothing is pending{silent}")),
+        (0, pending) => {
+            let pending = count(usize::try_from(pending).unwrap_or(usize::MAX), "task");
+            Check::fault(
+                "workers",
+                format!("none is running, with {pending} pending{silent}"),
+                "start one: longhaul worker --manifests DIR",
+            )
+        }
+        (many, _) => Check::ok("workers", format!("{} running{silent}", count(many, "worker"))),
     });
     for queue in &queues {
         let served = workers.iter().any(|worker| worker.queues.contains(&queue.name));

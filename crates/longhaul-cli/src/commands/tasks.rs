@@ -144,6 +144,7 @@ pub(crate) async fn show(args: TaskArgs) -> Result<(), Failure> {
         ("parent", "parent_id"),
         ("fork of", "fork_of"),
         ("undo of", "undo_of"),
+        ("undone by", "undone_by"),
         ("tags", "tags"),
         ("usage", "usage"),
     ] {

@@ -378,9 +378,10 @@ fn joined(rows: Vec<super::timeline::Lines>, steps: &[StepInfo]) -> Vec<Step> {
         .collect()
 }
 
-/// The steps that a fork can begin at: those of a task that has ended.
+/// The steps that a fork can begin at: those of a task that has ended, and that was not undone by request.
 fn forkable(task: &Task, steps: &[StepInfo]) -> Vec<String> {
-    let recorded = steps.iter().filter(|step| task.state.is_final() && step.started_at.is_some());
+    let stands = task.state.is_final() && task.undone_by.is_none();
+    let recorded = steps.iter().filter(|step| stands && step.started_at.is_some());
     let mut names: Vec<String> = recorded.map(|step| step.name.clone()).collect();
     names.dedup();
     names

@@ -27,6 +27,16 @@ pub struct WorkerInfo {
     pub running: u32,
 }
 
+impl WorkerInfo {
+    /// A worker that was silent for this long (six heartbeats), microseconds, is not counted on.
+    pub(crate) const SILENT: i64 = 30_000_000;
+
+    /// Whether it may be gone: it has not been heard of for six heartbeats.
+    pub fn is_silent(&self, now: i64) -> bool {
+        now - self.seen_at >= Self::SILENT
+    }
+}
+
 /// Bounds and periods that the store enforces.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
