@@ -290,7 +290,7 @@ impl Stored {
     /// What is to be done now: at most one task, and the next tick, which may be past as well.
     ///
     /// Ticks up to a minute late fire each. Of those that are later, [`Missed::Skip`] drops all, and
-    /// [`Missed::RunOnce`] fires the newest tick there is.
+    /// [`Missed::RunOnce`] fires the newest.
     pub(crate) fn due(self, now: i64) -> Result<Due, String> {
         let ticks = Ticks::of(&self.schedule.when, self.anchor).map_err(|invalid| invalid.to_string())?;
         let Some(planned) = self.next_at().filter(|&next| next <= now) else {
@@ -300,7 +300,7 @@ impl Stored {
         let missed = planned < oldest;
         let tick = match self.schedule.missed {
             _ if !missed => Some(planned),
-            Missed::RunOnce => Some(ticks.newest(planned, now)),
+            Missed::RunOnce => Some(ticks.newest(planned, oldest - 1)),
             Missed::Skip => ticks.after(oldest - 1).filter(|&first| first <= now),
         };
         let next = ticks.after(tick.unwrap_or(now));
@@ -373,6 +373,18 @@ mod tests {
         (due.tick.map(|tick| tick / HOUR), due.next.expect("it goes on") / HOUR, due.missed.is_some())
     }
 
+    /// The ticks that fire at `now`, one after the other, in seconds.
+    fn fired(mut stored: Stored, now: i64) -> Vec<i64> {
+        let mut ticks = Vec::new();
+        while let Some(tick) = stored.clone().due(now).expect("understood").tick {
+            ticks.push(tick / 1_000_000);
+            assert!(ticks.len() < 20, "it comes to an end: {ticks:?}");
+            let accepted = Accepted { id: TaskId::new(), new: true, created_at: now };
+            stored = stored.due(now).expect("understood").settled(Some(Ok(accepted)));
+        }
+        ticks
+    }
+
     #[test]
     fn a_tick_up_to_a_minute_late_fires_and_the_next_one_is_planned() {
         for missed in [Missed::Skip, Missed::RunOnce] {
@@ -397,15 +409,17 @@ mod tests {
     #[test]
     fn ticks_that_follow_fast_are_each_made_up_within_the_grace() {
         let fast = Schedule::every("fast", Duration::from_secs(1), NewTask::new("h", &1));
-        let (mut stored, now) = (stored(&fast), 10_000_000);
-        let mut ticks = Vec::new();
-        while let Some(tick) = stored.clone().due(now).expect("understood").tick {
-            ticks.push(tick / 1_000_000);
-            assert!(ticks.len() < 20, "it comes to an end: {ticks:?}");
-            let accepted = Accepted { id: TaskId::new(), new: true, created_at: now };
-            stored = stored.due(now).expect("understood").settled(Some(Ok(accepted)));
-        }
-        assert_eq!(ticks, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(fired(stored(&fast), 10_000_000), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    }
+
+    #[test]
+    fn what_is_missed_is_made_up_once_and_ticks_of_the_last_minute_each() {
+        let fires = |missed| {
+            let fast = Schedule::every("fast", Duration::from_secs(7), NewTask::new("h", &1)).missed(missed);
+            fired(stored(&fast), 90_000_000)
+        };
+        assert_eq!(fires(Missed::Skip), [35, 42, 49, 56, 63, 70, 77, 84]);
+        assert_eq!(fires(Missed::RunOnce), [28, 35, 42, 49, 56, 63, 70, 77, 84]);
     }
 
     #[test]
