@@ -5,20 +5,21 @@ use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
 use crate::exit::Failure;
+use crate::out;
 
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let loaded = load(&args.folder);
     if args.json {
-        println!("{}", as_json(&loaded));
+        out::line(as_json(&loaded).to_string())?;
     } else {
         for manifest in &loaded.manifests {
-            println!("{}: {}", manifest.file().display(), summary(manifest));
+            out::line(format!("{}: {}", manifest.file().display(), summary(manifest)))?;
         }
         for warning in loaded.warnings() {
-            println!("warning: {warning}");
+            out::line(format!("warning: {warning}"))?;
         }
         for problem in &loaded.problems {
-            println!("{problem}");
+            out::line(problem.to_string())?;
         }
     }
     match loaded.problems.len() {

@@ -68,3 +68,17 @@ fn a_folder_that_is_not_there_is_a_problem() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("no/such/folder: cannot read the folder: "));
 }
+
+#[test]
+fn a_reader_that_goes_away_ends_it_without_a_panic() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(folder.path().join("deploy.toml"), GOOD).expect("written");
+    for more in [&[][..], &["--json"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_longhaul"));
+        let output =
+            command.arg("check").arg(folder.path()).args(more).stdout(writer).output().expect("it starts");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
+}
