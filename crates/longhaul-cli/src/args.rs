@@ -30,7 +30,7 @@ pub(crate) enum Command {
     #[command(after_help = "\
 Examples:
   longhaul submit devops 'Disk is full on web-1' --follow      show what it does until it has ended
-  longhaul submit deploy_app '{\"app\": \"shop\"}' --wait        print the result
+  longhaul submit deploy_app '{\"app\": \"shop\", \"broken\": \"\"}' --wait   print the result
   longhaul submit deploy_app @shop.json --key release-42       twice is once
   git log -1 | longhaul submit reviewer - --priority 9 --timeout 10m
   ID=$(longhaul submit report '{}' --run-at 2h --tag team=sales)
@@ -65,7 +65,11 @@ Exit code 0 when it completed, 1 when it failed or was cancelled, 5 when it has 
     Wait(WaitArgs),
     /// Say in one sentence what a task waits for, and what would change that.
     Why(TaskArgs),
-    /// End a task; with --undo, take back what it did.
+    /// End a task. Sagas take back what they did; with --undo, agents and others do too.
+    #[command(after_help = "\
+Examples:
+  longhaul cancel 0198f0c2-… --reason 'wrong host'
+  longhaul cancel 0198f0c2-… --undo          an agent's tools are undone too, last call first")]
     Cancel(CancelArgs),
     /// Open a failed or cancelled task again: what was done stays, what failed is tried again.
     Resume(TaskArgs),
@@ -74,7 +78,7 @@ Exit code 0 when it completed, 1 when it failed or was cancelled, 5 when it has 
     /// Submit a new task that shares the beginning of one that has ended; prints its id.
     #[command(after_help = "\
 Example:
-  longhaul fork 0198f0c2-… --from-step deploy --input '{\"app\": \"shop\", \"size\": 2}'
+  longhaul fork 0198f0c2-… --from-step deploy_container --input '{\"app\": \"shop\", \"broken\": \"\"}'
 
 'longhaul steps ID' names the steps.")]
     Fork(ForkArgs),
@@ -214,7 +218,7 @@ The agent's tools are small programs that work on a sandbox folder beside them."
 Examples:
   longhaul up --manifests examples/sagas
   longhaul up --store postgres://me@db/longhaul --listen 0.0.0.0:7171 --workers 32
-  longhaul submit deploy_app '{\"app\": \"shop\"}' --follow        in another terminal
+  longhaul submit deploy_app '{\"app\": \"shop\", \"broken\": \"\"}' --follow   in another terminal
 
 Beyond loopback every request needs a token ('longhaul token create'). Nothing is started when a manifest
 is wrong; 'longhaul check' says what is.")]

@@ -65,7 +65,8 @@ pub(crate) struct Work {
     /// A label; may be given several times.
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) tags: Vec<(String, String)>,
-    /// Tasks with the same key run one after the other, unless a limit says otherwise.
+    /// Of the tasks with this key one runs at a time, unless a limit says otherwise; one that waits for
+    /// somebody or something does not run, and lets the next one go
     #[arg(long, value_name = "KEY")]
     pub(crate) concurrency_key: Option<String>,
     /// How many runs may fail before the task fails [default: 3]
@@ -84,7 +85,8 @@ pub(crate) struct SubmitArgs {
     /// The same key is the same task: submitting twice does it once.
     #[arg(long, value_name = "K")]
     pub(crate) key: Option<String>,
-    /// Not before this moment (2026-12-24T18:00:00Z) or this time from now (10m).
+    /// Not before this moment (2026-12-24T18:00:00Z) or this time from now (10m); with --key say the moment, so that the same
+    /// is asked again
     #[arg(long, value_name = "WHEN")]
     pub(crate) run_at: Option<String>,
     /// Show what it does until it has ended.
@@ -186,7 +188,7 @@ pub(crate) struct CancelArgs {
     /// The task's id.
     #[arg(value_name = "ID")]
     pub(crate) id: String,
-    /// Undo what it did.
+    /// Undo what it did, also where that is not done anyway: a saga always does, an agent by its manifest
     #[arg(long)]
     pub(crate) undo: bool,
     /// Why; it stands in the task's history.
