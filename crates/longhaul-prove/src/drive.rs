@@ -419,9 +419,9 @@ impl<'a> Driver<'a> {
                     self.restart(restarts).await?;
                     restarts += 1;
                 } else {
-                    // Not one that is frozen: it is to come back.
+                    // Not one that is frozen, which is to come back, and not the crowd, which is there to be seen waiting.
                     let number = self.chance.between(0, posts.len() as u64 - 1) as usize;
-                    if frozen.iter().all(|(other, _)| *other != number) {
+                    if posts[number].role != "crowd" && frozen.iter().all(|(other, _)| *other != number) {
                         if freezes < faults.freezes && (kills >= faults.kills || self.chance.percent(25)) {
                             posts[number].process.freeze()?;
                             frozen.push((number, now + self.drive.lease.mul_f64(1.6)));

@@ -193,13 +193,31 @@ async fn lines(bed: &mut Bed, message: &[u8]) -> Result<Option<Judged>, Broke> {
     judged(changed, accepted).map(Some)
 }
 
+/// Whether a line has come whole that says `what`, or that begins with it.
+fn has_come(answer: &[u8], what: &[u8]) -> bool {
+    let said = answer.windows(what.len()).position(|text| text == what);
+    said.is_some_and(|at| answer[at + what.len()..].contains(&b'\n'))
+}
+
 /// Reads until it has come, or nothing more comes.
 async fn until(read: &mut (impl AsyncReadExt + Unpin), answer: &mut Vec<u8>, what: &[u8]) {
     let mut buffer = vec![0; 64 * 1024];
-    while !answer.windows(what.len()).any(|text| text == what) {
+    while !has_come(answer, what) {
         match read.read(&mut buffer).await {
             Ok(count @ 1..) => answer.extend_from_slice(&buffer[..count]),
             _ => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_come;
+
+    #[test]
+    fn an_answer_has_come_with_the_end_of_its_line() {
+        assert!(!has_come(b"{\"id\":\"la", b"\"id\":\"last\""));
+        assert!(!has_come(b"{\"id\":\"last\",\"result\":\"the fir", b"\"id\":\"last\""));
+        assert!(has_come(b"{\"id\":\"last\",\"result\":\"all\"}\n", b"\"id\":\"last\""));
     }
 }

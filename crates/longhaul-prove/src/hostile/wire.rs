@@ -114,10 +114,11 @@ pub(super) async fn requests(trial: &mut Trial<'_>) -> Result<(), Broke> {
 
 /// Whether anything was accepted of what came on a connection.
 fn answered(answer: &[u8]) -> Result<bool, Broke> {
-    const HEAD: &[u8] = b"HTTP/1.1 ";
+    // Who asks in version 1.0 is answered so.
+    const HEADS: [&[u8]; 2] = [b"HTTP/1.1 ", b"HTTP/1.0 "];
     let mut accepted = false;
-    for at in (0..answer.len()).filter(|at| answer[*at..].starts_with(HEAD)) {
-        match answer.get(at + HEAD.len()) {
+    for at in (0..answer.len()).filter(|at| HEADS.iter().any(|head| answer[*at..].starts_with(head))) {
+        match answer.get(at + HEADS[0].len()) {
             Some(b'5') => {
                 let shown = String::from_utf8_lossy(&answer[at..answer.len().min(at + 600)]).into_owned();
                 return Err(Broke(format!("it was answered with {shown}")));
@@ -255,6 +256,7 @@ mod tests {
     #[test]
     fn answers_are_told_apart() {
         assert!(answered(b"HTTP/1.1 200 OK\r\n\r\n").expect("sound"));
+        assert!(answered(b"HTTP/1.0 202 Accepted\r\n\r\n").expect("sound"));
         assert!(!answered(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("sound"));
         assert!(answered(b"HTTP/1.1 400 Bad\r\n\r\nHTTP/1.1 503 No\r\n\r\n").is_err());
         let head = b"HTTP/1.1 101 Switching Protocols\r\n\r\n".as_slice();
