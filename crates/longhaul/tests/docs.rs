@@ -94,10 +94,8 @@ fn every_link_within_the_repository_leads_somewhere() {
 #[test]
 fn the_architecture_stays_readable() {
     let text = read("ARCHITECTURE.md");
-    let wide: Vec<_> = text
-        .lines()
-        .filter(|line| !line.starts_with('|') && line.chars().count() > ARCHITECTURE_WIDTH)
-        .collect();
+    let wide: Vec<_> =
+        text.lines().filter(|line| !line.starts_with('|') && line.chars().count() > ARCHITECTURE_WIDTH).collect();
     assert!(wide.is_empty(), "lines of ARCHITECTURE.md that nobody reads to their end: {wide:#?}");
     let lines = text.lines().count();
     assert!(lines <= ARCHITECTURE_LINES, "ARCHITECTURE.md has {lines} lines, {ARCHITECTURE_LINES} are allowed");
