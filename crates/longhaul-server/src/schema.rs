@@ -455,6 +455,13 @@ pub(crate) struct ScheduledTask {
     max_attempts: i64,
     #[schema(required)]
     concurrency_key: Option<String>,
+    /// How long the task of a tick may take from then on.
+    #[schema(required)]
+    timeout: Option<String>,
+    #[schema(required)]
+    webhook: Option<Value>,
+    #[schema(required)]
+    reply: Option<Value>,
 }
 
 /// A change of an agent's state.

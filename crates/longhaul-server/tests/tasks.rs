@@ -292,6 +292,13 @@ async fn schedules_are_made_paused_and_removed(store: Store) {
     assert_eq!(paused.body["paused"], true);
     let every = put("often", json!({"every": "10m", "task": {"handler": "report"}})).await;
     assert_eq!(every.body["every"], "10m");
+    let task = json!({"handler": "report", "input": 1, "timeout": "5m",
+        "webhook": {"url": "http://127.0.0.1:9/", "events": ["task.*"]}});
+    let whole = put("often", json!({"every": "10m", "task": task})).await;
+    assert_eq!(whole.status, 200, "{}", whole.body);
+    for field in ["timeout", "webhook"] {
+        assert_eq!(whole.body["task"][field], task[field], "what was saved can be read, and saved again: {field}");
+    }
     assert_eq!(server.get("/v1/schedules").await.body["schedules"].as_array().expect("a list").len(), 2);
     assert_eq!(server.get("/v1/schedules/often").await.body["name"], "often");
     let removed = Answer::of(server.request(Method::DELETE, "/v1/schedules/nightly")).await;

@@ -1,9 +1,12 @@
 //! Schedules: tasks that are submitted again and again.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use longhaul::request::{Span, Submit};
+use longhaul::task::Deadline;
 use longhaul::{Missed, Schedule, When};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -50,14 +53,23 @@ enum MissedBody {
     RunOnce,
 }
 
+/// As spans are read: `1h 30m`.
+fn span(time: Duration) -> String {
+    format!("{:#}", jiff::SignedDuration::try_from(time).unwrap_or_default())
+}
+
+/// As it was saved, so that it can be changed and saved again.
 fn shown(schedule: &Schedule) -> Value {
     let (cron, time_zone, every) = match &schedule.when {
         When::Cron { expr, time_zone } => (Some(expr.clone()), Some(time_zone.clone()), None),
-        When::Every(every) => {
-            (None, None, Some(format!("{:#}", jiff::SignedDuration::try_from(*every).unwrap_or_default())))
-        }
+        When::Every(every) => (None, None, Some(span(*every))),
     };
     let task = &schedule.task;
+    // No schedule has a moment for its deadline.
+    let timeout = match task.deadline {
+        Some(Deadline::After(time)) => Some(span(time)),
+        Some(Deadline::At(_)) | None => None,
+    };
     json!({
         "name": schedule.name, "cron": cron, "time_zone": time_zone, "every": every, "missed": schedule.missed,
         "paused": schedule.paused, "next_at": schedule.next_at, "last_at": schedule.last_at,
@@ -65,6 +77,7 @@ fn shown(schedule: &Schedule) -> Value {
         "task": {
             "handler": task.handler, "input": task.input, "queue": task.queue, "priority": task.priority,
             "tags": task.tags, "max_attempts": task.max_attempts, "concurrency_key": task.concurrency_key,
+            "timeout": timeout, "webhook": task.webhook, "reply": task.reply,
         },
     })
 }
