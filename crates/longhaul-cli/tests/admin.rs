@@ -212,6 +212,26 @@ fn a_store_in_memory_is_refused_where_it_makes_no_sense() {
 }
 
 #[test]
+fn what_only_looks_or_removes_makes_no_store_at_a_wrong_path() {
+    let bed = Bed::new();
+    let id = "01890000-0000-7000-8000-000000000000";
+    for command in [
+        &["token", "list"][..],
+        &["token", "revoke", id],
+        &["webhooks", "list"],
+        &["webhooks", "remove", "ours"],
+        &["subscribers"],
+        &["subscribers", "remove", "x"],
+        &["backup", "copy.db"],
+    ] {
+        let output = bed.run(&[command, &["--store", "sqlite:wrong.db"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains("there is no store at wrong.db"), "{command:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_dir(bed.path()).expect("a folder").count(), 0, "no store was made");
+}
+
+#[test]
 fn doctor_on_a_fresh_machine_finds_nothing_wrong_and_makes_nothing() {
     let bed = Bed::new();
     let server = StandIn::start(|_, _| Reply::json(200, "{}"));

@@ -1,12 +1,12 @@
 //! `longhaul token`, `webhooks`, `subscribers` and `backup`: what is done with the store itself, so that it works before
 //! there is a server, and without one.
 
-use std::path::Path as FilePath;
 use std::time::Duration;
 
 use longhaul::{Client, NewToken, Role, TokenInfo, Webhook};
 use serde_json::json;
 
+use super::mcp::must_be_there;
 use super::{age, cell, list, local};
 use crate::args::admin::{
     AddEndpointArgs, BackupArgs, CreateTokenArgs, Direct, ListEndpointsArgs, ListTokensArgs, RemoveEndpointArgs,
@@ -32,6 +32,12 @@ async fn open(config: &Config) -> Result<Client, Failure> {
         return Err(Failure::usage("a store in memory ends with its process; name another with --store"));
     }
     Ok(Client::open(&config.store.url).await?.acting_as("command line"))
+}
+
+/// As [`open`], but makes no store: a list of nothing looks like a list, and a backup of nothing like a backup.
+async fn open_existing(config: &Config) -> Result<Client, Failure> {
+    must_be_there(&config.store.url).await?;
+    open(config).await
 }
 
 pub(crate) async fn token(args: TokenArgs) -> Result<(), Failure> {
@@ -70,7 +76,7 @@ async fn create_token(args: CreateTokenArgs) -> Result<(), Failure> {
 }
 
 async fn list_tokens(args: ListTokensArgs) -> Result<(), Failure> {
-    let client = open(&configured(&args.direct)?).await?;
+    let client = open_existing(&configured(&args.direct)?).await?;
     let tokens = client.tokens(args.tenant.as_deref()).await?;
     if args.json {
         return out::line(json!({"tokens": tokens}).to_string());
@@ -103,7 +109,7 @@ async fn revoke_token(args: RevokeTokenArgs) -> Result<(), Failure> {
     let id: uuid::Uuid = args.id.parse().map_err(|_| {
         Failure::usage(format!("'{}' is not the id of a token; 'longhaul token list' shows them", args.id))
     })?;
-    let client = open(&configured(&args.direct)?).await?;
+    let client = open_existing(&configured(&args.direct)?).await?;
     let unknown = || Failure::usage(format!("there is no token {id}; 'longhaul token list' shows all"));
     let token = client.tokens(None).await?.into_iter().find(|token| token.id == id).ok_or_else(unknown)?;
     client.for_tenant(&token.tenant).revoke_token(id).await?.ok_or_else(unknown)?;
@@ -165,7 +171,7 @@ async fn secret(args: SecretArgs) -> Result<(), Failure> {
 }
 
 async fn list_endpoints(args: ListEndpointsArgs) -> Result<(), Failure> {
-    let client = open(&configured(&args.direct)?).await?.for_tenant(&args.tenant);
+    let client = open_existing(&configured(&args.direct)?).await?.for_tenant(&args.tenant);
     let endpoints = client.endpoints().await?;
     if args.json {
         return out::line(json!({"endpoints": endpoints}).to_string());
@@ -194,7 +200,7 @@ async fn add_endpoint(args: AddEndpointArgs) -> Result<(), Failure> {
 }
 
 async fn remove_endpoint(args: RemoveEndpointArgs) -> Result<(), Failure> {
-    let client = open(&configured(&args.direct)?).await?.for_tenant(&args.tenant);
+    let client = open_existing(&configured(&args.direct)?).await?.for_tenant(&args.tenant);
     client.remove_endpoint(&args.name).await?;
     out::note(format!("endpoint {} is removed", out::clean(&args.name)));
     Ok(())
@@ -208,7 +214,7 @@ pub(crate) async fn subscribers(args: SubscribersArgs) -> Result<(), Failure> {
 }
 
 async fn list_subscribers(direct: &Direct, json: bool) -> Result<(), Failure> {
-    let subscribers = open(&configured(direct)?).await?.subscribers().await?;
+    let subscribers = open_existing(&configured(direct)?).await?.subscribers().await?;
     if json {
         return out::line(json!({"subscribers": subscribers}).to_string());
     }
@@ -228,7 +234,7 @@ async fn list_subscribers(direct: &Direct, json: bool) -> Result<(), Failure> {
 }
 
 async fn remove_subscriber(args: RemoveSubscriberArgs) -> Result<(), Failure> {
-    let client = open(&configured(&args.direct)?).await?;
+    let client = open_existing(&configured(&args.direct)?).await?;
     let (name, shown) = (&args.name, out::clean(&args.name));
     let known = client.subscribers().await?.into_iter().find(|known| known.name == *name).ok_or_else(|| {
         Failure::usage(format!("there is no subscriber '{shown}'; 'longhaul subscribers' shows all"))
@@ -247,14 +253,7 @@ async fn remove_subscriber(args: RemoveSubscriberArgs) -> Result<(), Failure> {
 
 pub(crate) async fn backup(args: BackupArgs) -> Result<(), Failure> {
     let config = configured(&args.direct)?;
-    if let Some(path) = config.store.url.strip_prefix("sqlite:") {
-        let path = FilePath::new(path.strip_prefix("//").unwrap_or(path));
-        // Opening it would make an empty one, and a backup of nothing looks like a backup.
-        if !path.exists() {
-            return Err(Failure::usage(format!("there is no store at {}; name it with --store", path.display())));
-        }
-    }
-    open(&config).await?.backup(&args.file).await?;
+    open_existing(&config).await?.backup(&args.file).await?;
     out::note(format!("written to {}", args.file.display()));
     Ok(())
 }

@@ -61,7 +61,7 @@ async fn on_store(store: &str) -> Result<(), Failure> {
 }
 
 /// A store that is not there is not made here: behind a wrong path in an IDE's configuration it would look like one without tasks.
-async fn must_be_there(url: &str) -> Result<(), Failure> {
+pub(super) async fn must_be_there(url: &str) -> Result<(), Failure> {
     if url == "memory:" {
         return Ok(());
     }
