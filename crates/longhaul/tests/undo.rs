@@ -9,10 +9,11 @@ use common::{Bed, at_once};
 use longhaul::run::Step;
 use longhaul::store::Accepted;
 use longhaul::{
-    Client, Error, Filter, NewTask, Run, State, StepContext, Task, TaskError, TaskId, Worker, WorkerHandle,
+    Client, Effect, Error, Filter, NewTask, Run, State, StepContext, Task, TaskError, TaskId, UndoOn, Worker,
+    WorkerHandle,
 };
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 on_every_store!(
     a_completed_task_is_undone_by_a_task_of_its_own_last_completed_first,
@@ -23,6 +24,7 @@ on_every_store!(
     an_undo_goes_on_where_a_lost_worker_left_it,
     a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_not_resumed,
     a_cancel_can_ask_to_undo,
+    a_cancel_that_asks_to_undo_is_refused_after_one_that_did_not,
     a_cancel_does_not_stop_an_undo_midway,
     what_a_child_did_is_undone_in_its_place,
     a_child_that_cannot_be_undone_is_told_and_can_be_tried_again,
@@ -335,6 +337,55 @@ async fn a_cancel_can_ask_to_undo(bed: Bed) {
         (State::Cancelled, json!(["a"]))
     );
     assert_eq!(world.lines(), ["a", "undo a"]);
+    worker.stop().await;
+}
+
+async fn a_cancel_that_asks_to_undo_is_refused_after_one_that_did_not(bed: Bed) {
+    let world = World::default();
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let go_on = Arc::new(Notify::new());
+    let (waits, gate) = (world.clone(), Arc::clone(&go_on));
+    let worker = Worker::new(&bed.client)
+        .handler("h", move |run: Run, pays: bool| {
+            let (world, told, gate) = (waits.clone(), told.clone(), Arc::clone(&gate));
+            async move {
+                run.undo_on(UndoOn { failed: false, cancelled: false });
+                world.step(&run, "a").await?;
+                if pays {
+                    // Has a moment to be recorded after a cancel, for as long as it takes here.
+                    let pay = || async {
+                        let _ = told.send(());
+                        gate.notified().await;
+                        Ok::<_, TaskError>(())
+                    };
+                    run.step("pay", pay).effect(Effect::Irreversible).await?;
+                }
+                run.signal::<()>("go").await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let refused = async |id| {
+        let refused = bed.client.cancel_with_undo(id, None).await.expect_err("refused").to_string();
+        assert!(refused.contains("without undo") && refused.contains("ask for its undo"), "{refused}");
+    };
+    let waits = bed.client.submit(NewTask::new("h", &false)).await.expect("accepted").id;
+    bed.waiting_for(waits, "signal").await;
+    bed.client.cancel(waits, None).await.expect("cancelled");
+    refused(waits).await;
+    let runs = bed.client.submit(NewTask::new("h", &true)).await.expect("accepted").id;
+    heard.recv().await.expect("it pays");
+    bed.client.cancel(runs, None).await.expect("told to stop");
+    refused(runs).await;
+    bed.client.cancel(runs, None).await.expect("the same once more is no trouble");
+    go_on.notify_one();
+    assert_eq!(bed.ended(runs).await.state, State::Cancelled);
+    refused(runs).await;
+    assert_eq!(world.lines(), ["a", "a"]);
+    let undo = undo(&bed, waits).await;
+    assert_eq!((undo.state, world.lines().len()), (State::Completed, 3));
+    bed.client.cancel_with_undo(waits, None).await.expect("there is nothing left to refuse");
     worker.stop().await;
 }
 

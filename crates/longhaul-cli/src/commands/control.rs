@@ -34,11 +34,15 @@ pub(crate) async fn cancel(args: CancelArgs) -> Result<(), Failure> {
     let server = Server::new(&args.remote.server)?;
     let body = with_reason(Map::from_iter([("undo".to_owned(), json!(args.undo))]), args.reason.as_deref());
     let answer = server.post(&Path::task(&args.id, &["cancel"]), &body).await?;
-    let undo = if args.undo { "; what it did is undone" } else { "" };
-    // A running task ends a moment later.
-    let state = answer.json().ok().and_then(|task| task["state"].as_str().map(str::to_owned));
-    let told = if state.as_deref() == Some("cancelled") { "is cancelled" } else { "is told to stop" };
-    done(&args.remote, &answer, format!("task {} {told}{undo}", args.id))
+    // A running task ends a moment later, and one that has something to undo when that is done.
+    let task = answer.json().unwrap_or_default();
+    let told = match (task["state"].as_str(), task["phase"].as_str()) {
+        (Some("cancelled"), _) => "is cancelled",
+        (_, Some("compensating")) => "does not go on; what it did is being undone",
+        _ if args.undo => "is told to stop; what it did is undone then",
+        _ => "is told to stop",
+    };
+    done(&args.remote, &answer, format!("task {} {told}", args.id))
 }
 
 pub(crate) async fn resume(args: TaskArgs) -> Result<(), Failure> {

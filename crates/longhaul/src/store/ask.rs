@@ -176,7 +176,7 @@ pub(crate) fn answer(
         return refuse(format!("the task has {} already", head.state));
     }
     if head.phase == Phase::Compensating {
-        return refuse("the task failed and is being undone".to_owned());
+        return refuse("the task does not go on any more: what it did is being undone".to_owned());
     }
     let by = control.by.clone();
     let id = ask.id.clone();

@@ -439,7 +439,20 @@ pub(crate) fn control(
     match &control.action {
         Action::Cancel { undo, reason } => {
             let cancel = Cancel { undo: *undo, by: control.by.clone(), reason: reason.clone() };
+            // A cancel without undo cannot become one with: its worker may have ended the task already.
+            let without = head
+                .cancel
+                .as_ref()
+                .is_some_and(|first| *undo && !first.undo && !head.undo_on.applies(State::Cancelled, false));
             match head.state {
+                State::Cancelled if without && head.undoable && head.undone_by.is_none() => {
+                    let why = "the task was cancelled without undo; ask for its undo, which is a task of its own";
+                    return Err(ControlRefused::WrongState(why.to_owned()));
+                }
+                State::Running if without && head.phase == Phase::Forward => {
+                    let why = "the task is being cancelled without undo; when that is done, ask for its undo";
+                    return Err(ControlRefused::WrongState(why.to_owned()));
+                }
                 State::Cancelled => return Ok(None),
                 State::Completed | State::Failed => {
                     return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
