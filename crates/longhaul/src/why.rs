@@ -83,7 +83,7 @@ fn ended(gathered: &Gathered, code: &'static str, what: &str) -> Why {
         (Some(undo), _) => format!("Task {undo} undoes what it did, so no resume opens it again; submit it anew."),
         (None, Some(other)) => format!("Ask again to undo task {other}: what was undone stays so."),
         _ if late => {
-            "Its deadline has passed, so no resume opens it again; fork it, or submit it anew.".to_owned()
+            "Its deadline has passed, so no resume opens it again; submit it anew, with more time.".to_owned()
         }
         _ => "A resume opens it again, and keeps what was recorded and not undone.".to_owned(),
     };
@@ -230,6 +230,16 @@ fn running(gathered: &Gathered) -> Why {
             .details(details);
     }
     let since = facts.started_at.map_or_else(String::new, |at| format!(" since {}", timestamp(at)));
+    if let Some(cancel) = &facts.cancel {
+        let reason = cancel.reason.as_ref().map_or_else(String::new, |reason| format!(" ('{reason}')"));
+        let left =
+            step.map_or_else(String::new, |step| format!("; step '{}' has a moment to be recorded", step.name));
+        return why(
+            "cancelling",
+            format!("It was told to stop by {}{reason}, and {name} ends it{left}.", cancel.by),
+        )
+        .details(details);
+    }
     let doing = match (step, &task.progress) {
         (Some(step), _) => format!(", in step '{}'", step.name),
         (None, Some(progress)) => format!(": {}", progress.message.trim_end_matches('.')),

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::Bed;
-use longhaul::{Error, NewTask, Run, State, TaskError, Worker};
+use longhaul::{Effect, Error, NewTask, Run, State, TaskError, Worker};
+use tokio::sync::Notify;
 
 on_every_store!(
     a_worker_goes_on_as_soon_as_its_queue_does,
     handlers_and_stats_show_what_is_there,
     why_says_what_a_task_waits_for,
     why_names_the_limit_and_who_holds_it_and_the_worker_that_runs,
+    why_says_that_a_task_that_runs_was_told_to_stop,
 );
 
 fn worker(bed: &Bed) -> Worker {
@@ -149,5 +151,35 @@ async fn why_names_the_limit_and_who_holds_it_and_the_worker_that_runs(bed: Bed)
     tokio::time::timeout(common::PATIENCE, begun.notified()).await.expect("the second begins");
     wait.notify_one();
     assert_eq!(bed.ended(second).await.state, State::Completed);
+    worker.stop().await;
+}
+
+async fn why_says_that_a_task_that_runs_was_told_to_stop(bed: Bed) {
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (told, gate) = (Arc::clone(&begun), Arc::clone(&go_on));
+    let worker = Worker::new(&bed.client)
+        .handler("h", move |run: Run, (): ()| {
+            let (told, gate) = (Arc::clone(&told), Arc::clone(&gate));
+            async move {
+                let pay = || async {
+                    told.notify_one();
+                    gate.notified().await;
+                    Ok::<_, TaskError>(())
+                };
+                run.step("pay", pay).effect(Effect::Irreversible).await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    begun.notified().await;
+    bed.client.cancel(id, Some("wrong host")).await.expect("told to stop");
+    let why = bed.client.why(id).await.expect("explained");
+    assert_eq!(why.code, "cancelling");
+    assert!(why.sentence.contains("told to stop by") && why.sentence.contains("'wrong host'"), "{}", why.sentence);
+    assert!(why.sentence.contains("step 'pay'"), "{}", why.sentence);
+    go_on.notify_one();
+    assert_eq!(bed.ended(id).await.state, State::Cancelled);
     worker.stop().await;
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use uuid::Uuid;
 
-use super::{QueueInfo, StoreError, WorkerInfo};
+use super::{Cancel, QueueInfo, StoreError, WorkerInfo};
 use crate::task::TaskId;
 
 /// Up to how many tasks of a state are counted where no index knows their number.
@@ -103,6 +103,8 @@ pub struct Facts {
     pub(crate) lock_service: Option<String>,
     /// What that said last, if it was bad news.
     pub(crate) lock_trouble: Option<String>,
+    /// Who asked to cancel it, and why.
+    pub(crate) cancel: Option<Cancel>,
 }
 
 /// A handler as others see it.

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::rows::{get_u64, to_i64};
+use super::rows::{get_json, get_u64, to_i64};
 use super::{PostgresStore, Told};
 use crate::store::StoreError;
 use crate::store::overview::{AHEAD, COUNTED, Facts, OverviewStore, StateCounts};
@@ -92,5 +92,6 @@ fn facts(row: &Row) -> Result<Facts, StoreError> {
         lock_ahead: get_u64(row, 14)?,
         lock_service: row.try_get(15)?,
         lock_trouble: row.try_get(16)?,
+        cancel: get_json(row, 17)?,
     })
 }

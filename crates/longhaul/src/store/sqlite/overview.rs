@@ -109,5 +109,6 @@ fn facts(row: &rusqlite::Row<'_>, now: i64, lease_now: i64, boot: &str) -> rusql
         lock_ahead: row.get(14)?,
         lock_service: row.get(15)?,
         lock_trouble: row.get(16)?,
+        cancel: rows::json(row, 17)?,
     })
 }

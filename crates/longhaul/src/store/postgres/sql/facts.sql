@@ -19,7 +19,7 @@ SELECT lh_now($2), t.run_at, t.parked, t.owner, t.lease_until - lh_now($2),
         FROM lock_waiters w
         WHERE w.name = $4
           AND w.place < (SELECT min(me.place) FROM lock_waiters me WHERE me.name = $4 AND me.task = t.id)),
-       s.service, s.trouble
+       s.service, s.trouble, t.cancel
 FROM tasks t
 LEFT JOIN pauses p ON p.queue = t.queue
 LEFT JOIN limits l ON l.name = t.parked

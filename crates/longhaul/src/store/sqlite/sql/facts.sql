@@ -19,7 +19,7 @@ SELECT t.run_at, t.parked, t.owner, t.lease_until, t.lease_boot,
         FROM lock_waiters w
         WHERE w.name = ?3
           AND w.place < (SELECT min(me.place) FROM lock_waiters me WHERE me.name = ?3 AND me.task = t.id)),
-       s.service, s.trouble
+       s.service, s.trouble, t.cancel
 FROM tasks t
 LEFT JOIN pauses p ON p.queue = t.queue
 LEFT JOIN limits l ON l.name = t.parked
