@@ -140,6 +140,33 @@ async fn a_worker_that_lost_its_lease_gives_the_task_up() {
 }
 
 #[tokio::test]
+async fn a_step_that_can_be_run_again_is_handed_back_at_once_also_when_it_can_be_undone() {
+    let bed = Bed::memory().await;
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let worker = Worker::new(&bed.client)
+        .drain(Duration::ZERO)
+        .cancel_grace(PATIENCE * 10)
+        .handler("h", move |run: Run, (): ()| {
+            let told = told.clone();
+            async move {
+                let hangs = || async {
+                    let _ = told.send(());
+                    std::future::pending::<Result<(), TaskError>>().await
+                };
+                run.step("hangs", hangs).undo(|()| async { Ok::<_, TaskError>(()) }).await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    heard.recv().await.expect("it runs");
+    tokio::time::timeout(PATIENCE, worker.stop()).await.expect("nothing is waited for");
+    let task = bed.client.task(id).await.expect("there");
+    assert_eq!((task.state, task.attempts, task.crashes), (State::Pending, 0, 0));
+}
+
+#[tokio::test]
 async fn a_worker_told_to_stop_finishes_what_it_can_and_hands_back_the_rest() {
     let bed = Bed::memory().await;
     let (begun, mut heard) = mpsc::unbounded_channel();

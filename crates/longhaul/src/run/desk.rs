@@ -629,10 +629,10 @@ impl Desk {
     }
 
     /// Whether an effect that may not happen twice, or that must be undone, is under way or on its
-    /// way to the disk.
-    pub(super) fn has_effects_under_way(&self) -> bool {
+    /// way to the disk. One that is handed back (`goes_on`) is not undone now.
+    pub(super) fn has_effects_under_way(&self, goes_on: bool) -> bool {
         let working = |ticket: &Ticket| {
-            let matters = ticket.effect.needs_intent() || ticket.undoable;
+            let matters = ticket.effect.needs_intent() || (ticket.undoable && !goes_on);
             matches!(ticket.stage, Stage::Working) && matters && ticket.op == Op::Step
         };
         self.commit_under_way || self.outgoing.urgent || self.tickets.values().any(working)

@@ -304,8 +304,9 @@ impl Driver {
                 Some(end) if closing.is_none() => closing = Some(self.close(end)),
                 _ => {}
             }
-            if let Some((grace, _)) = &closing
-                && (!self.run.desk().has_effects_under_way() || Instant::now() >= *grace)
+            if let Some((grace, end)) = &closing
+                && (!self.run.desk().has_effects_under_way(matches!(end, End::HandBack))
+                    || Instant::now() >= *grace)
                 && let Some((_, end)) = closing.take()
             {
                 return end;
