@@ -486,12 +486,14 @@ pub enum Outcome {
         /// At the latest after this time.
         wake_after: Option<Duration>,
     },
-    /// With the handler's error, to be tried again.
+    /// With an error, to be tried again.
     Retry {
         /// The error.
         error: TaskError,
         /// After this time.
         after: Duration,
+        /// Whether it counts as an attempt; what interrupts undoing does not.
+        attempt: bool,
     },
     /// Handed back by a worker that stops or lost touch; costs nothing.
     Released,

@@ -92,6 +92,8 @@ on_every_store!(
     steps_at_the_same_time_are_all_waited_for_before_undoing,
     undoing_goes_on_where_a_lost_worker_left_it,
     a_step_in_doubt_is_settled_before_undo_passes_it,
+    a_step_in_doubt_that_has_no_undo_is_settled_too,
+    usage_is_not_forgotten_where_another_run_undoes,
 );
 
 async fn success_runs_every_step_and_undoes_nothing(bed: Bed) {
@@ -118,6 +120,7 @@ async fn a_failure_at_each_position_undoes_exactly_what_was_completed_in_reverse
         assert_eq!(ledger.lines(), done.chain(undone).collect::<Vec<_>>());
         let told = bed.kinds(id).await.contains(&"saga.compensated".to_owned());
         assert_eq!(told, position > 0, "nothing done, nothing undone");
+        assert_eq!(task.attempts, 1, "the run that failed, and not the undoing");
         worker.stop().await;
     }
 }
@@ -420,5 +423,61 @@ async fn a_step_in_doubt_is_settled_before_undo_passes_it(bed: Bed) {
     bed.client.decide(id, "second", done, None).await.expect("decided");
     assert_eq!(bed.ended(id).await.state, State::Cancelled);
     assert_eq!(ledger.lines(), ["undo second", "undo first"]);
+    worker.stop().await;
+}
+
+async fn a_step_in_doubt_that_has_no_undo_is_settled_too(bed: Bed) {
+    let ledger = Ledger::default();
+    let written = ledger.clone();
+    let worker = Worker::new(&bed.client)
+        .handler("h", move |run: Run, (): ()| {
+            let ledger = written.clone();
+            async move {
+                run.saga()
+                    .step("first", || async { Ok::<_, TaskError>(()) })
+                    .undo(move |()| {
+                        ledger.write("undo first");
+                        async { Ok::<_, TaskError>(()) }
+                    })
+                    .await?;
+                run.step("charge", || async { Err::<(), _>(TaskError::in_doubt("cut", "the line was cut")) })
+                    .effect(Effect::Irreversible)
+                    .await
+            }
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    bed.waiting_for(id, "in_doubt").await;
+    bed.client.cancel(id, None).await.expect("cancelled");
+    bed.waiting_for(id, "in_doubt").await;
+    assert!(ledger.lines().is_empty());
+    bed.client.decide(id, "charge", longhaul::Decision::Retry, None).await.expect("it did not happen");
+    assert_eq!(bed.ended(id).await.state, State::Cancelled);
+    assert_eq!(ledger.lines(), ["undo first"]);
+    worker.stop().await;
+}
+
+async fn usage_is_not_forgotten_where_another_run_undoes(bed: Bed) {
+    let worker = Worker::new(&bed.client)
+        .handler("h", |run: Run, (): ()| async move {
+            for tokens in [10, 20, 30] {
+                run.usage(&serde_json::json!({"llm_tokens": tokens}));
+                let step = run.step(format!("think {tokens}"), || async { Ok::<_, TaskError>(()) });
+                if tokens == 10 { step.undo(|()| async { Ok::<_, TaskError>(()) }).await? } else { step.await? }
+            }
+            run.signal::<()>("go").await
+        })
+        .start()
+        .await
+        .expect("starts");
+    let id = bed.client.submit(NewTask::new("h", &())).await.expect("accepted").id;
+    let used = bed.waiting_for(id, "signal").await.usage;
+    assert_eq!(used, Some(serde_json::json!({"llm_tokens": 30})));
+    bed.client.cancel(id, None).await.expect("cancelled");
+    let task = bed.ended(id).await;
+    assert_eq!((task.state, task.usage), (State::Cancelled, used));
+    assert!(bed.kinds(id).await.contains(&"saga.compensated".to_owned()));
     worker.stop().await;
 }

@@ -252,6 +252,7 @@ impl Driver {
             let why = "it is not recorded why the task undoes";
             return End::Interrupted(TaskError::fatal("journal_damaged", why));
         };
+        self.run.desk().forget_usage();
         self.run.desk().begin_undo();
         self.undo_all(state, error).await
     }

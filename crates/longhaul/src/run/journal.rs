@@ -342,7 +342,7 @@ impl Journal {
 
     /// Whether anything has to be undone should the task fail, or may have to be.
     pub(super) fn has_undoable(&self) -> bool {
-        !self.undoable.is_empty() || !self.undoable_in_doubt().is_empty()
+        !self.undoable.is_empty() || self.doubtful().any(|(_, unfinished)| unfinished.undoable)
     }
 
     /// The names of steps that were undone.
@@ -350,14 +350,15 @@ impl Journal {
         self.undone.iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// Steps that can be undone if they happened, which is not known.
-    pub(super) fn undoable_in_doubt(&self) -> Vec<Key> {
-        let doubtful =
-            |unfinished: &Unfinished| unfinished.undoable && unfinished.doubt.is_some() && !unfinished.given_up;
-        let doubtful = self.unfinished.iter().filter(|(_, unfinished)| doubtful(unfinished));
-        let mut keys: Vec<Key> = doubtful.map(|(key, _)| key.clone()).collect();
+    /// Steps of which it is not known whether they happened.
+    pub(super) fn doubts(&self) -> Vec<Key> {
+        let mut keys: Vec<Key> = self.doubtful().map(|(key, _)| key.clone()).collect();
         keys.sort();
         keys
+    }
+
+    fn doubtful(&self) -> impl Iterator<Item = (&Key, &Unfinished)> {
+        self.unfinished.iter().filter(|(_, unfinished)| unfinished.doubt.is_some() && !unfinished.given_up)
     }
 
     /// Whether the task may hold locks.

@@ -70,7 +70,7 @@ pub(super) async fn undo_all(run: Run) -> Result<Box<RawValue>, TaskError> {
 /// Waits until it is known of every step in doubt whether it happened; only then can the ones
 /// before it be undone.
 async fn settle_doubts(run: &Run) -> Result<(), TaskError> {
-    let doubtful = run.desk().journal().undoable_in_doubt();
+    let doubtful = run.desk().journal().doubts();
     for key in doubtful {
         run.desk().ask_again(&key, Op::Step)?;
         let operation = Operation { run: run.clone(), key, op: Op::Step };

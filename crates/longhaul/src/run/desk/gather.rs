@@ -102,6 +102,11 @@ impl Desk {
         self.outgoing.usage = Some(usage);
     }
 
+    /// Forgets what a handler said of the usage that was replayed only to learn its undos, and saw less than was used.
+    pub(in crate::run) fn forget_usage(&mut self) {
+        self.outgoing.usage = None;
+    }
+
     /// Gathers when the task undoes what it did without a request.
     pub(in crate::run) fn set_undo_on(&mut self, undo_on: UndoOn) {
         if self.undo_on != undo_on {

@@ -114,14 +114,15 @@ impl Driver {
         );
         let mut event = self.run.progress_event("retrying", 0, 0, None, &message);
         event.data["error"] = json!(error);
-        let outcome = Outcome::Retry { error: error.clone(), after };
+        let outcome = Outcome::Retry { error: error.clone(), after, attempt: true };
         self.run.desk().end_commit(true, Some(event), Some(Record::Reopened { resumed: false }), outcome)
     }
 
     fn failed_for_good(&self, error: TaskError, attempt: bool) -> Commit {
         let event = NewEvent::new("task.failed", json!({"error": error}));
-        // After a deadline only this may still be written, so it is no step forward.
-        self.run.desk().end_commit(attempt, Some(event), None, Outcome::Failed { error, attempt })
+        // After a deadline, or when it was undone, only this may still be written, so it is no step forward.
+        let forward = attempt && !self.undoing;
+        self.run.desk().end_commit(forward, Some(event), None, Outcome::Failed { error, attempt })
     }
 
     fn cancelled(&self, error: TaskError) -> Commit {
@@ -139,6 +140,8 @@ impl Driver {
     /// the original one as the cause.
     fn undone(&self, state: State, error: &TaskError, report: &Report) -> Commit {
         let Report { undone, failed } = report;
+        // The handler's error, and not a deadline (`undo_needed`).
+        let attempt = error.details.get("task_attempts").is_some();
         if failed.is_empty() {
             let event = NewEvent::new("saga.compensated", json!({"undone": undone}));
             self.run.desk().tell(event);
@@ -148,7 +151,7 @@ impl Driver {
             let error = error.clone().detail("undone", json!(undone));
             return match state {
                 State::Cancelled => self.cancelled(error),
-                _ => self.failed_for_good(error, false),
+                _ => self.failed_for_good(error, attempt),
             };
         }
         let names: Vec<&str> = failed.iter().map(|failed| failed.step.as_str()).collect();
@@ -160,7 +163,7 @@ impl Driver {
         .detail("not_undone", json!(failed))
         .caused_by(error.clone());
         self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": error})));
-        self.failed_for_good(error, false)
+        self.failed_for_good(error, attempt)
     }
 
     /// The end of a task whose only work was to undo another.
@@ -184,7 +187,7 @@ impl Driver {
         }
         let after = self.manners.retry.delay(self.run.inner.lease.attempts + 1);
         let event = self.run.progress_event("compensating", 0, 0, None, &error.message);
-        let outcome = Outcome::Retry { error: error.clone(), after };
+        let outcome = Outcome::Retry { error: error.clone(), after, attempt: false };
         self.run.desk().end_commit(false, Some(event), None, outcome)
     }
 

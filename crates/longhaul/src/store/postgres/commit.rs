@@ -373,9 +373,9 @@ impl<'a> Outcomes<'a> {
                     waiting = Some(Waiting { since: None, until: None, ..what.clone() });
                     after = wake_after.map(micros);
                 }
-                Some(Outcome::Retry { error: why, after: pause }) => {
+                Some(Outcome::Retry { error: why, after: pause, attempt }) => {
                     error = Some(why);
-                    attempts = 1;
+                    attempts = i32::from(*attempt);
                     // Without a pause it is ready at once.
                     after = Some(micros(*pause)).filter(|&pause| pause > 0);
                 }

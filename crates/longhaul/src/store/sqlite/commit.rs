@@ -171,9 +171,9 @@ fn end_run(
             waiting = Some(what);
             due_at = rules::earliest(until, deadline);
         }
-        Outcome::Retry { error: why, after } => {
+        Outcome::Retry { error: why, after, attempt } => {
             error = Some(why);
-            attempts = 1;
+            attempts = i32::from(*attempt);
             run_at = Some(now + micros(*after)).filter(|&at| at > now);
             due_at = rules::pending_due(run_at, deadline);
         }

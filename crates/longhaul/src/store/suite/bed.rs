@@ -445,7 +445,7 @@ pub(super) fn cancelled() -> Outcome {
 }
 
 pub(super) fn retry(after: u64) -> Outcome {
-    Outcome::Retry { error: TaskError::retryable("flaky", "not this time"), after: secs(after) }
+    Outcome::Retry { error: TaskError::retryable("flaky", "not this time"), after: secs(after), attempt: true }
 }
 
 pub(super) fn suspended(kind: &str, id: &str, wake_after: Option<u64>) -> Outcome {

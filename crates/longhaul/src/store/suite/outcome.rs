@@ -64,6 +64,18 @@ async fn a_retry_counts_as_an_attempt_and_comes_back_after_its_time(bed: Bed) {
     assert!(task.error.is_none(), "what went well in the end has no error: {:?}", task.error);
 }
 
+async fn a_retry_of_what_was_interrupted_is_no_attempt(bed: Bed) {
+    let lease = bed.running().await;
+    let error = TaskError::retryable("unavailable", "not just now");
+    bed.end(&lease, Outcome::Retry { error, after: secs(30), attempt: false }).await;
+    let task = bed.task(lease.task).await;
+    assert_eq!((task.state, task.attempts, task.crashes), (State::Pending, 0, 0));
+    assert_eq!(task.error.expect("kept").code, "unavailable");
+    bed.advance(31);
+    bed.pass(1_000).await;
+    assert_eq!(bed.claim_idle(5).await.first().map(|lease| lease.attempts), Some(0));
+}
+
 async fn a_retry_without_a_wait_is_ready_at_once_with_its_old_rank(bed: Bed) {
     let first = bed.submit(NewTask::new("h", &1)).await;
     let lease = bed.claim_one().await;
@@ -184,6 +196,7 @@ on_every_store![
     a_failure_counts_as_an_attempt_only_when_it_was_the_handlers,
     a_cancelled_run_ends_the_task_as_cancelled,
     a_retry_counts_as_an_attempt_and_comes_back_after_its_time,
+    a_retry_of_what_was_interrupted_is_no_attempt,
     a_retry_without_a_wait_is_ready_at_once_with_its_old_rank,
     a_suspended_task_says_what_it_waits_for_and_holds_no_worker,
     a_suspended_task_is_woken_by_the_time_with_its_old_rank,
