@@ -405,7 +405,8 @@ pub(crate) struct NodeArgs {
     /// How long a task is held without a sign of life [default: 15s]
     #[arg(long, value_name = "TIME", hide = true)]
     pub(crate) lease: Option<String>,
-    /// How long running tasks have to finish after SIGTERM [default: 30s]
+    /// How long running tasks have to finish after SIGTERM [default: 30s]; an effect that must not happen twice has up
+    /// to 10s more to be recorded
     #[arg(long, value_name = "TIME")]
     pub(crate) drain: Option<String>,
     /// Stop when stdin ends, as with SIGTERM: whoever holds its other end is never outlived

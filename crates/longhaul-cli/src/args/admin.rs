@@ -31,8 +31,8 @@ Examples:
   longhaul token create ci --role submitter --expires 90d
   LONGHAUL_TOKEN=$(longhaul token create me --role admin) longhaul ps
 
-Roles, each with all that the one before may do: viewer looks; submitter submits tasks and steers them;
-operator approves, decides, pauses and deletes; admin does everything else.")]
+Roles, each with all that the one before may do: viewer looks; submitter submits tasks; operator steers them
+(cancels, resumes, undoes, forks, signals), approves, decides, and keeps schedules; admin pauses queues and makes tokens.")]
     Create(CreateTokenArgs),
     /// All tokens, without their secrets.
     List(ListTokensArgs),
