@@ -390,7 +390,7 @@ impl<'a> Driver<'a> {
         let mut next = begin + Duration::from_millis(500);
         loop {
             self.watch(&mut storm).await?;
-            self.submit_on(begin, clients, &mut plans, posts)?;
+            self.submit_on(begin, clients, &mut plans, posts, &storm)?;
             self.look_after(posts, &mut plans)?;
             let now = Instant::now();
             frozen.retain(|(number, until)| {
@@ -462,16 +462,17 @@ impl<'a> Driver<'a> {
         clients: &mut Clients,
         plans: &mut BTreeMap<&str, VecDeque<Planned>>,
         posts: &[Post],
+        storm: &Storm,
     ) -> Result<(), Anyhow> {
-        // Failpoints are reached only while there is work.
         let due = self.drive.every * u32::try_from(clients.slices * self.slice())?;
-        let points_left = points_left(plans, posts);
-        let more = clients.slices * self.slice() < self.drive.tasks || points_left;
+        // Failpoints are reached, and troubles show, only while there is work.
+        let faults_left = points_left(plans, posts) || storm.goes_on();
+        let more = clients.slices * self.slice() < self.drive.tasks || faults_left;
         // A moment earlier, so that those of a slice begin together.
         let free = clients.running.len() < MOST_CLIENTS;
         if more && free && begin.elapsed() + Duration::from_millis(300) >= due {
             let (from, to) = (clients.slices * self.slice(), (clients.slices + 1) * self.slice());
-            let to = if points_left { to } else { to.min(self.drive.tasks) };
+            let to = if faults_left { to } else { to.min(self.drive.tasks) };
             let begin_at = boot_micros() + 300_000;
             for number in 0..CLIENTS {
                 let words = [
