@@ -338,12 +338,19 @@ impl Steps {
                 StepState::Failed if entry.given_up => StepState::InDoubt,
                 StepState::Failed => StepState::Pending,
                 StepState::Undone if resumed => StepState::Pending,
-                StepState::UndoFailed if resumed => StepState::Completed,
+                StepState::UndoFailed if resumed => {
+                    // The error was the undo's.
+                    info.error = None;
+                    StepState::Completed
+                }
                 other => other,
             };
             entry.given_up = false;
             if info.state == StepState::Pending {
                 (info.result, info.finished_at) = (None, None);
+                if resumed {
+                    info.started_at = None;
+                }
             }
         }
     }
@@ -567,6 +574,9 @@ mod tests {
         assert_eq!(log.states(), [("a".into(), StepState::Undone), ("b".into(), StepState::UndoFailed)]);
         let resumed = log.row(0, &[], &[Record::Reopened { resumed: true }]);
         assert_eq!(resumed.states(), [("a".into(), StepState::Pending), ("b".into(), StepState::Completed)]);
+        let steps = resumed.steps();
+        assert_eq!((&steps[0].started_at, &steps[0].result.is_some()), (&None, &false), "it begins anew");
+        assert!(steps[1].error.is_none() && steps[1].result.is_some(), "its undo's error is not its own");
     }
 
     #[test]
