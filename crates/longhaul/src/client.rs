@@ -20,7 +20,7 @@ use crate::store::{
     Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, Page, QueueInfo, Settings,
     StoreError, SubmitRefused, WorkerInfo,
 };
-use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, Task, TaskId};
+use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, State, Task, TaskId};
 
 mod access;
 mod history;
@@ -251,6 +251,10 @@ impl Client {
     /// Opens a failed or cancelled task again, under the same id: what was recorded stays, what
     /// failed is tried again. Nothing happens to any other task.
     pub async fn resume(&self, id: TaskId) -> Result<Controlled, Error> {
+        let task = self.engine.store.task(&self.tenant, id).await?;
+        if let Some(task) = task.filter(|task| matches!(task.state, State::Failed | State::Cancelled)) {
+            self.check_what_it_took_over(&task).await?;
+        }
         self.control(id, Action::Resume).await
     }
 
@@ -277,6 +281,7 @@ impl Client {
             );
             return Err(ControlRefused::WrongState(why).into());
         }
+        self.check_what_it_took_over(&task).await?;
         let log = self.whole_log(id).await?;
         let prefix = prefix(&log, from_step).map_err(|error| ControlRefused::WrongState(error.message))?;
         let Some(prefix) = prefix else {

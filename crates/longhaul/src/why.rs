@@ -9,7 +9,7 @@ use crate::steps::{StepInfo, StepState};
 use crate::store::overview::{AHEAD, Facts};
 use crate::store::rules::SUSPECT_CRASHES;
 use crate::store::{Ask, WorkerInfo};
-use crate::task::{Phase, State, Task, Waiting, timestamp};
+use crate::task::{Phase, State, Task, TaskId, Waiting, timestamp};
 
 /// Why a task stands where it stands.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,6 +37,8 @@ pub(crate) struct Gathered {
     pub(crate) child: Option<Task>,
     /// Its newest steps.
     pub(crate) steps: Vec<StepInfo>,
+    /// The task that undoes what it took over as a fork.
+    pub(crate) taken_back: Option<TaskId>,
 }
 
 fn why(code: &'static str, sentence: impl Into<String>) -> Why {
@@ -81,6 +83,9 @@ fn ended(gathered: &Gathered, code: &'static str, what: &str) -> Why {
     let late = task.deadline.is_some_and(|deadline| deadline.as_microsecond() <= gathered.facts.now);
     let then = match (task.undone_by, task.undo_of) {
         (Some(undo), _) => format!("Task {undo} undoes what it did, so no resume opens it again; submit it anew."),
+        (None, None) if let Some(undo) = gathered.taken_back => {
+            format!("Task {undo} undoes what it took over as a fork, so no resume opens it again; submit it anew.")
+        }
         (None, Some(other)) => format!("Ask again to undo task {other}: what was undone stays so."),
         _ if late => {
             "Its deadline has passed, so no resume opens it again; submit it anew, with more time.".to_owned()
@@ -378,6 +383,7 @@ mod tests {
             asks: Vec::new(),
             child: None,
             steps: Vec::new(),
+            taken_back: None,
         }
     }
 

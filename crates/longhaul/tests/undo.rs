@@ -25,6 +25,7 @@ on_every_store!(
     a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_not_resumed,
     a_cancel_can_ask_to_undo,
     a_cancel_that_asks_to_undo_is_refused_after_one_that_did_not,
+    a_fork_does_not_go_on_when_what_it_took_over_was_undone,
     a_cancel_does_not_stop_an_undo_midway,
     what_a_child_did_is_undone_in_its_place,
     a_child_that_cannot_be_undone_is_told_and_can_be_tried_again,
@@ -276,6 +277,29 @@ async fn a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_no
     assert!(itself.contains(&format!("it undoes task {}", failed.id)), "{itself}");
     let fork = refusal(bed.client.fork(failed.id, "b", None).await);
     assert!(fork.contains(&format!("task {} undoes what it did", first.id)), "{fork}");
+    worker.stop().await;
+}
+
+async fn a_fork_does_not_go_on_when_what_it_took_over_was_undone(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    let done = ended(&bed, false).await;
+    let fails = serde_json::value::to_raw_value(&true).expect("JSON");
+    let fork = bed.client.fork(done.id, "c", Some(fails)).await.expect("accepted").id;
+    assert_eq!(bed.ended(fork).await.state, State::Failed);
+    let again = bed.client.fork(fork, "look", None).await.expect("accepted").id;
+    assert_eq!(bed.ended(again).await.state, State::Failed);
+    let undo = undo(&bed, done.id).await.id;
+    let before = world.lines();
+    let told = format!("task {undo} undoes what it took over as a fork");
+    for fork in [fork, again] {
+        let resumed = bed.client.resume(fork).await.expect_err("refused").to_string();
+        assert!(resumed.contains(&told), "{resumed}");
+        assert!(refusal(bed.client.fork(fork, "look", None).await).contains(&told));
+        let why = bed.client.why(fork).await.expect("explained").sentence;
+        assert!(why.contains("undoes what it took over as a fork, so no resume"), "{why}");
+    }
+    assert_eq!(world.lines(), before, "nothing went on");
     worker.stop().await;
 }
 

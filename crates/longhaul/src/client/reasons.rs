@@ -35,6 +35,10 @@ impl Client {
             facts.started_at = rows.iter().find(started).map(|row| row.time);
             steps = steps_of(id, &rows);
         }
-        Ok(explain(&Gathered { task, facts, workers, asks, child, steps }))
+        let taken_back = match task.state {
+            State::Failed | State::Cancelled => self.undo_of_what_it_took_over(&task).await?,
+            _ => None,
+        };
+        Ok(explain(&Gathered { task, facts, workers, asks, child, steps, taken_back }))
     }
 }

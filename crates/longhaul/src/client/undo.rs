@@ -100,6 +100,31 @@ impl Client {
         Ok(ChildUndo::Waits(child))
     }
 
+    /// The task that undoes what this one took over, if it is a fork: of the one it was made of, or of one before that.
+    pub(super) async fn undo_of_what_it_took_over(&self, fork: &Task) -> Result<Option<TaskId>, Error> {
+        let mut origin = fork.fork_of;
+        while let Some(id) = origin {
+            // Of one that was removed nothing is known any more.
+            let Some(task) = self.engine.store.task(&self.tenant, id).await? else { break };
+            if task.undone_by.is_some() {
+                return Ok(task.undone_by);
+            }
+            origin = task.fork_of;
+        }
+        Ok(None)
+    }
+
+    /// Refuses to go on with a fork whose beginning is no longer done.
+    pub(super) async fn check_what_it_took_over(&self, fork: &Task) -> Result<(), Error> {
+        match self.undo_of_what_it_took_over(fork).await? {
+            Some(undo) => {
+                let why = format!("task {undo} undoes what it took over as a fork; submit it anew");
+                Err(ControlRefused::WrongState(why).into())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// How an undo of the task stands, and what would begin one.
     async fn undoable(&self, id: TaskId, reason: Option<&str>) -> Result<Undoable, Error> {
         let task = self.task(id).await?;
