@@ -278,6 +278,12 @@ impl Op {
     }
 }
 
+/// The error of a step in doubt when it was decided that it failed.
+pub(crate) fn decided_to_have_failed(step: &str, reason: Option<&str>) -> TaskError {
+    let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+    TaskError::fatal("in_doubt", format!("it was decided that step '{step}' failed{why}"))
+}
+
 /// The records of one row. An unreadable row is an error: replaying around it could run a
 /// recorded step again.
 pub(crate) fn records_of(row: &LogRow) -> Result<Vec<Record>, serde_json::Error> {

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::error::TaskError;
 use crate::event::LogRow;
-use crate::record::{Decision, Effect, Op, Record, records_of};
+use crate::record::{Decision, Effect, Op, Record, decided_to_have_failed, records_of};
 use crate::run::child::{CHILD, ChildEnded};
 use crate::run::journal::{APPROVAL, LOCK};
 use crate::run::wait::{DecidedApproval, QUESTION, SIGNAL};
@@ -322,8 +322,8 @@ impl Steps {
                 info.finished_at = now;
             }
             Decision::Fail => {
-                let message = reason.unwrap_or_else(|| "it was decided that the step failed".to_owned());
-                (info.state, info.error) = (StepState::Failed, Some(TaskError::fatal("in_doubt", message)));
+                let error = decided_to_have_failed(step, reason.as_deref());
+                (info.state, info.error) = (StepState::Failed, Some(error));
                 info.finished_at = now;
                 entry.given_up = true;
             }
@@ -544,6 +544,7 @@ mod tests {
         assert_eq!(doubt(Decision::Done(raw(json!(7)))).only().result.expect("a result").get(), "7");
         let failed = doubt(Decision::Fail);
         assert_eq!(failed.only().state, StepState::Failed);
+        assert!(failed.only().error.expect("why").message.contains("'pay'"));
         let reopened = failed.row(0, &[], &[Record::Reopened { resumed: true }]);
         assert_eq!(reopened.only().state, StepState::InDoubt, "the question comes back");
     }

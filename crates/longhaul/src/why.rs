@@ -92,7 +92,12 @@ fn ended(gathered: &Gathered, code: &'static str, what: &str) -> Why {
         }
         _ => "A resume opens it again, and keeps what was recorded and not undone.".to_owned(),
     };
-    why(code, format!("The task {what}{message}. {then}"))
+    let not_undone = task.error.as_ref().is_some_and(|error| error.code == "compensation_failed");
+    let again = match (task.undone_by, task.undo_of) {
+        (None, None) if not_undone => "An undo by request tries again what could not be undone. ",
+        _ => "",
+    };
+    why(code, format!("The task {what}{message}. {again}{then}"))
         .details(json!({"error": task.error, "undone_by": task.undone_by}))
 }
 
@@ -504,6 +509,22 @@ mod tests {
         });
         assert_eq!(undoing.code, "compensating");
         assert!(undoing.sentence.contains("disk full"), "{undoing:?}");
+    }
+
+    #[test]
+    fn what_could_not_be_undone_can_be_undone_by_request() {
+        let failed_with = |code: &'static str, change: fn(&mut Gathered)| {
+            let mut gathered = gathered(State::Failed);
+            gathered.task.error = Some(TaskError::fatal(code, "the lift is stuck"));
+            change(&mut gathered);
+            explain(&gathered).sentence
+        };
+        let says = |sentence: &str| sentence.contains("undo by request tries again");
+        let not_undone = failed_with("compensation_failed", |_| {});
+        assert!(says(&not_undone) && not_undone.contains("A resume opens it again"), "{not_undone}");
+        assert!(!says(&failed_with("e", |_| {})));
+        let begun = failed_with("compensation_failed", |it| it.task.undone_by = Some(TaskId::new()));
+        assert!(!says(&begun), "{begun}");
     }
 
     #[test]

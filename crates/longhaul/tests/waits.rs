@@ -247,7 +247,7 @@ async fn an_approval_is_for_these_arguments_once_and_in_time(bed: Bed) {
     bed.event(id, "money.paid").await;
     bed.waiting_for(id, "approval").await;
     let replayed = refusal(ann.approve(id, Some(&first.id), None, Some(&first.digest)).await);
-    assert!(replayed.contains("used by ann already"), "{replayed}");
+    assert!(replayed.contains("approved by ann and used already"), "{replayed}");
     let second = bed.client.asks(id).await.expect("read").pop().expect("the second");
     assert_ne!(second.digest, first.digest);
     bed.client.clock().advance(DAY);

@@ -14,7 +14,7 @@ use super::child::{CHILD, ChildEnded};
 use super::order::{self, Order};
 use crate::error::TaskError;
 use crate::event::LogRow;
-use crate::record::{Decision, Effect, Op, Record};
+use crate::record::{Decision, Effect, Op, Record, decided_to_have_failed};
 use crate::state::{AgentState, StateChange};
 use crate::store::locks::News;
 use crate::task::{State, TaskId};
@@ -413,8 +413,7 @@ impl Journal {
             Decision::Fail => {
                 let unfinished = self.unfinished.get(&key).cloned().unwrap_or_default();
                 let doubt = unfinished.doubt.clone();
-                let message = reason.unwrap_or_else(|| "it was decided that the step failed".to_owned());
-                let mut error = TaskError::fatal("in_doubt", message).detail("step", key.1.clone());
+                let mut error = decided_to_have_failed(&key.1, reason.as_deref()).detail("step", key.1.clone());
                 if let Some(doubt) = &doubt {
                     error = error.caused_by(doubt.clone());
                 }
@@ -620,6 +619,7 @@ mod tests {
         journal.take(0, decide(Decision::Fail));
         let recorded = journal.recorded(&key("pay")).expect("decided");
         let error = recorded.outcome.as_ref().expect_err("failed");
+        assert!(error.message.contains("'pay'"), "it names the step: {error}");
         assert_eq!(error.cause.as_ref().expect("the doubt").code, "interrupted");
         journal.take(0, Record::Reopened { resumed: false });
         assert!(journal.unfinished(&key("pay")).doubt.is_some(), "opened again, it is in doubt again");

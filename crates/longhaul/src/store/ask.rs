@@ -167,7 +167,11 @@ pub(crate) fn answer(
     let refuse = |why: String| Err(ControlRefused::WrongState(why));
     if ask.status != AskStatus::Pending {
         let by = ask.decided_by.as_ref().map_or_else(String::new, |by| format!(" by {by}"));
-        return refuse(format!("it was {}{by} already; an answer counts once", ask.status.name()));
+        let what = match ask.status {
+            AskStatus::Used => format!("approved{by} and used"),
+            other => format!("{}{by}", other.name()),
+        };
+        return refuse(format!("it was {what} already; an answer counts once"));
     }
     if let Some(expired) = ask.expires_at.filter(|&at| at <= now) {
         return refuse(format!("it expired at {}", timestamp(expired)));
