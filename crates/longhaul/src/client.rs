@@ -17,10 +17,10 @@ use crate::run::journal::prefix;
 use crate::schedule::Schedule;
 use crate::state::{AgentState, StatePatch};
 use crate::store::{
-    Accepted, Action, Ask, Clock, Control, ControlRefused, Controlled, Filter, Floor, Page, QueueInfo, Settings,
-    StoreError, SubmitRefused, WorkerInfo,
+    Accepted, Action, Ask, AskStatus, Clock, Control, ControlRefused, Controlled, Filter, Floor, Page, QueueInfo,
+    Settings, StoreError, SubmitRefused, WorkerInfo,
 };
-use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, State, Task, TaskId};
+use crate::task::{DEFAULT_TENANT, Deadline, Invalid, NewTask, Phase, State, Task, TaskId};
 
 mod access;
 mod history;
@@ -263,7 +263,7 @@ impl Client {
     /// on it goes its own way, with other `input` if given. It has the queue, priority, tags,
     /// concurrency key and attempts of the original, and as much time as that had from its submit on. It
     /// never undoes what it took over, and takes over no approval. A task that was undone by request
-    /// ([`Client::undo`]) has nothing that could be taken over, and is refused.
+    /// ([`Client::undo`]) has nothing that could be taken over, and is refused; so is the task that undid it.
     pub async fn fork(
         &self,
         id: TaskId,
@@ -273,6 +273,10 @@ impl Client {
         let task = self.task(id).await?;
         if !task.state.is_final() {
             let why = format!("the task is {}; only one that has ended can be forked", task.state);
+            return Err(ControlRefused::WrongState(why).into());
+        }
+        if let Some(other) = task.undo_of {
+            let why = format!("it only undoes what task {other} did, and has no steps of its own to go on from");
             return Err(ControlRefused::WrongState(why).into());
         }
         if let Some(undo) = task.undone_by {
@@ -405,10 +409,17 @@ impl Client {
             .await
     }
 
-    /// The task's questions and approvals, oldest first.
+    /// The task's questions and approvals, oldest first. What was still open when the task ended, or began to undo
+    /// what it did, has expired: nobody can answer it any more.
     pub async fn asks(&self, id: TaskId) -> Result<Vec<Ask>, Error> {
-        self.task(id).await?;
-        Ok(self.engine.store.asks(&self.tenant, Some(id)).await?)
+        let task = self.task(id).await?;
+        let mut asks = self.engine.store.asks(&self.tenant, Some(id)).await?;
+        if task.state.is_final() || task.phase == Phase::Compensating {
+            for ask in asks.iter_mut().filter(|ask| ask.status == AskStatus::Pending) {
+                ask.status = AskStatus::Expired;
+            }
+        }
+        Ok(asks)
     }
 
     /// Everything that waits for a person, oldest first.

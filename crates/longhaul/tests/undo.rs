@@ -9,10 +9,11 @@ use common::{Bed, at_once};
 use longhaul::run::Step;
 use longhaul::store::Accepted;
 use longhaul::{
-    Client, Effect, Error, Filter, NewTask, Run, State, StepContext, Task, TaskError, TaskId, UndoOn, Worker,
-    WorkerHandle,
+    AskStatus, Client, Decision, Effect, Error, Filter, NewTask, Risk, Run, State, StepContext, Task, TaskError,
+    TaskId, UndoOn, Worker, WorkerHandle,
 };
-use serde_json::json;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 
 on_every_store!(
@@ -22,10 +23,12 @@ on_every_store!(
     what_cannot_be_undone_is_refused_with_the_reason,
     two_undos_at_once_make_one,
     an_undo_goes_on_where_a_lost_worker_left_it,
-    a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_not_resumed,
+    a_task_that_was_undone_is_neither_resumed_nor_forked_and_neither_is_its_undo,
     a_cancel_can_ask_to_undo,
     a_cancel_that_asks_to_undo_is_refused_after_one_that_did_not,
     a_fork_does_not_go_on_when_what_it_took_over_was_undone,
+    an_effect_that_has_no_undo_is_named_when_the_rest_is_undone,
+    what_was_asked_has_expired_once_undoing_begins,
     a_cancel_does_not_stop_an_undo_midway,
     what_a_child_did_is_undone_in_its_place,
     a_child_that_cannot_be_undone_is_told_and_can_be_tried_again,
@@ -264,7 +267,7 @@ async fn an_undo_goes_on_where_a_lost_worker_left_it(bed: Bed) {
     worker.stop().await;
 }
 
-async fn a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_not_resumed(bed: Bed) {
+async fn a_task_that_was_undone_is_neither_resumed_nor_forked_and_neither_is_its_undo(bed: Bed) {
     let world = World::default();
     let worker = start(&bed.client, &world).await;
     world.stick(&["b"]);
@@ -277,6 +280,8 @@ async fn a_task_that_was_undone_is_neither_resumed_nor_forked_and_its_undo_is_no
     assert!(itself.contains(&format!("it undoes task {}", failed.id)), "{itself}");
     let fork = refusal(bed.client.fork(failed.id, "b", None).await);
     assert!(fork.contains(&format!("task {} undoes what it did", first.id)), "{fork}");
+    let of_undo = refusal(bed.client.fork(first.id, "b", None).await);
+    assert!(of_undo.contains(&format!("undoes what task {} did", failed.id)), "{of_undo}");
     worker.stop().await;
 }
 
@@ -301,6 +306,60 @@ async fn a_fork_does_not_go_on_when_what_it_took_over_was_undone(bed: Bed) {
     }
     assert_eq!(world.lines(), before, "nothing went on");
     worker.stop().await;
+}
+
+async fn an_effect_that_has_no_undo_is_named_when_the_rest_is_undone(bed: Bed) {
+    let world = World::default();
+    let pays = move |run: Run, fails: bool| {
+        let world = world.clone();
+        async move {
+            world.step(&run, "a").await?;
+            run.step("pay", || async { Ok::<_, TaskError>(()) }).effect(Effect::Irreversible).await?;
+            run.step("charge", || async { Err::<(), _>(TaskError::in_doubt("cut", "no answer")) })
+                .effect(Effect::Irreversible)
+                .await?;
+            run.step("look", || async { Ok::<_, TaskError>(()) }).await?;
+            if fails { Err(TaskError::fatal("told", "it was told to fail")) } else { Ok(()) }
+        }
+    };
+    let worker = Worker::new(&bed.client).queues(["q"]).handler("pays", pays).start().await.expect("starts");
+    let ended = async |fails: bool| {
+        let id = bed.client.submit(NewTask::new("pays", &fails).queue("q")).await.expect("accepted").id;
+        bed.waiting_for(id, "in_doubt").await;
+        let happened = Decision::Done(RawValue::NULL.to_owned());
+        bed.client.decide(id, "charge", happened, None).await.expect("decided");
+        bed.ended(id).await
+    };
+    let undo = undo(&bed, ended(false).await.id).await;
+    let result: Value = serde_json::from_str(undo.result.expect("a result").get()).expect("JSON");
+    assert_eq!(result, json!({"undone": ["a"], "not_undoable": ["pay", "charge"]}));
+    let error = ended(true).await.error.expect("says why");
+    assert_eq!((error.code.as_ref(), &error.details["undone"]), ("told", &json!(["a"])));
+    assert_eq!(error.details["not_undoable"], json!(["pay", "charge"]));
+    worker.stop().await;
+}
+
+async fn what_was_asked_has_expired_once_undoing_begins(bed: Bed) {
+    let hangs = Arc::new(Notify::new());
+    let world = World { hangs: Some(Arc::clone(&hangs)), ..World::default() };
+    let asks = move |run: Run, (): ()| {
+        let world = world.clone();
+        async move {
+            world.step(&run, "b").await?;
+            run.approve("Go on?", Risk::ExternalAction).await.map(drop)
+        }
+    };
+    let worker = Worker::new(&bed.client).queues(["q"]).handler("asks", asks).start().await.expect("starts");
+    let id = bed.client.submit(NewTask::new("asks", &()).queue("q")).await.expect("accepted").id;
+    bed.waiting_for(id, "approval").await;
+    let status = async || bed.client.asks(id).await.expect("read")[0].status;
+    assert_eq!(status().await, AskStatus::Pending);
+    bed.client.cancel(id, None).await.expect("cancelled");
+    hangs.notified().await;
+    assert_eq!(status().await, AskStatus::Expired);
+    let late = bed.client.approve(id, None, None, None).await.expect_err("refused").to_string();
+    assert!(late.contains("is being undone"), "{late}");
+    worker.abort();
 }
 
 async fn a_cancel_does_not_stop_an_undo_midway(bed: Bed) {

@@ -38,7 +38,8 @@ impl Client {
     /// Undoes what a task did that has ended, as a saga undoes it: every completed step that can be
     /// undone and was not, the last completed first. That is a new task, whose `undo_of` is this one's
     /// id: it replays the handler from what was recorded and ends `completed` with the names of the
-    /// steps as `{"undone": […]}`, or `failed` with `compensation_failed`; then the undo can be asked
+    /// steps as `{"undone": […]}`, beside `not_undoable` if something was completed that may not happen twice and that
+    /// nothing says how to undo, or `failed` with `compensation_failed`; then the undo can be asked
     /// for again. What children did that were made with
     /// [`Run::spawn_with_undo`](crate::Run::spawn_with_undo) is undone too, in its place. Refused with the reason when the task has not ended, when nothing is left to undo, or
     /// when another undo has begun. A task that was undone cannot be resumed.

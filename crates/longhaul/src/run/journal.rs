@@ -122,6 +122,8 @@ pub(super) struct Journal {
     /// Steps that were completed, can be undone and were not, with their results, by the order of
     /// their completion.
     undoable: BTreeMap<Order, (Key, Box<RawValue>)>,
+    /// Completed steps whose effect stays, because nothing says how to undo it.
+    lasting: Vec<String>,
     /// Steps that were undone, in that order, until a resume lets them start again.
     undone: Vec<Key>,
     /// How often a step was undone and may start again: its keys are new each time.
@@ -178,12 +180,14 @@ impl Journal {
                 entry.doubt =
                     Some(TaskError::in_doubt("interrupted", "the worker was lost while the effect was under way"));
             }
-            Record::Done { step, op, result, undoable, .. } => {
+            Record::Done { step, op, effect, result, undoable, .. } => {
                 if op == Op::Approval {
                     self.arrivals.remove(&approval_address(part, &step));
                 }
                 if undoable {
                     self.undoable.insert(self.order, ((part, step.clone()), result.clone()));
+                } else if op == Op::Step && effect.needs_intent() {
+                    self.lasting.push(step.clone());
                 }
                 self.end((part, step), Some(op), Ok(result));
             }
@@ -350,6 +354,11 @@ impl Journal {
         self.undone.iter().map(|(_, name)| name.clone()).collect()
     }
 
+    /// The names of completed steps whose effect stays, because nothing says how to undo it.
+    pub(super) fn lasting(&self) -> Vec<String> {
+        self.lasting.clone()
+    }
+
     /// Steps of which it is not known whether they happened.
     pub(super) fn doubts(&self) -> Vec<Key> {
         let mut keys: Vec<Key> = self.doubtful().map(|(key, _)| key.clone()).collect();
@@ -407,6 +416,8 @@ impl Journal {
             Decision::Done(result) => {
                 if self.unfinished.get(&key).is_some_and(|unfinished| unfinished.undoable) {
                     self.undoable.insert(self.order, (key.clone(), result.clone()));
+                } else {
+                    self.lasting.push(key.1.clone());
                 }
                 self.end(key, Some(Op::Step), Ok(result));
             }

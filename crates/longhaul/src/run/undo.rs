@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value, json};
 
 use super::child::{Child, child_id};
 use super::desk::{Turn, Undo, UndoHow, UndoWork};
@@ -36,6 +36,17 @@ pub(super) struct Report {
     pub(super) undone: Vec<String>,
     /// What could not be undone, and why.
     pub(super) failed: Vec<NotUndone>,
+    /// What stays, because nothing says how to undo it.
+    pub(super) lasting: Vec<String>,
+}
+
+impl Report {
+    /// What people are told of it, beside what failed.
+    pub(super) fn told(&self) -> Map<String, Value> {
+        let undone = [("undone".to_owned(), json!(self.undone))];
+        let lasting = (!self.lasting.is_empty()).then(|| ("not_undoable".to_owned(), json!(self.lasting)));
+        undone.into_iter().chain(lasting).collect()
+    }
 }
 
 /// A step that could not be undone.
@@ -48,7 +59,10 @@ pub(super) struct NotUndone {
 /// Undoes everything that was completed and can be undone.
 pub(super) async fn undo_all(run: Run) -> Result<Box<RawValue>, TaskError> {
     settle_doubts(&run).await?;
-    let mut report = Report { undone: run.desk().journal().undone(), failed: Vec::new() };
+    let mut report = {
+        let desk = run.desk();
+        Report { undone: desk.journal().undone(), failed: Vec::new(), lasting: desk.journal().lasting() }
+    };
     let mut left = run.desk().journal().undoable();
     if faults::is(Mutant::UndoForward) {
         left.reverse();

@@ -139,39 +139,37 @@ impl Driver {
     /// The end of a task that undid what it did. What could not be undone is its error then, with
     /// the original one as the cause.
     fn undone(&self, state: State, error: &TaskError, report: &Report) -> Commit {
-        let Report { undone, failed } = report;
+        let told = report.told();
+        let with_told = |error: TaskError| {
+            told.iter().fold(error, |error, (name, names)| error.detail(name.as_str(), names.clone()))
+        };
         // The handler's error, and not a deadline (`undo_needed`).
         let attempt = error.details.get("task_attempts").is_some();
-        if failed.is_empty() {
-            let event = NewEvent::new("saga.compensated", json!({"undone": undone}));
-            self.run.desk().tell(event);
+        if report.failed.is_empty() {
+            self.run.desk().tell(NewEvent::new("saga.compensated", json!(told)));
             if state == State::Completed {
-                return self.undone_by_request(undone);
+                return self.undone_by_request(&json!(told));
             }
-            let error = error.clone().detail("undone", json!(undone));
+            let error = with_told(error.clone());
             return match state {
                 State::Cancelled => self.cancelled(error),
                 _ => self.failed_for_good(error, attempt),
             };
         }
-        let names: Vec<&str> = failed.iter().map(|failed| failed.step.as_str()).collect();
-        let error = TaskError::fatal(
-            "compensation_failed",
-            format!("{}, and {} could not be undone", error.message, names.join(", ")),
-        )
-        .detail("undone", json!(undone))
-        .detail("not_undone", json!(failed))
-        .caused_by(error.clone());
+        let names: Vec<&str> = report.failed.iter().map(|failed| failed.step.as_str()).collect();
+        let message = format!("{}, and {} could not be undone", error.message, names.join(", "));
+        let error = with_told(TaskError::fatal("compensation_failed", message))
+            .detail("not_undone", json!(report.failed))
+            .caused_by(error.clone());
         self.run.desk().tell(NewEvent::new("saga.compensation_failed", json!({"error": error})));
         self.failed_for_good(error, attempt)
     }
 
     /// The end of a task whose only work was to undo another.
-    fn undone_by_request(&self, undone: &[String]) -> Commit {
-        let result = json!({"undone": undone});
+    fn undone_by_request(&self, result: &Value) -> Commit {
         let event = NewEvent::new("task.completed", json!({"result": result}));
-        // A list of names always serialises.
-        let result = to_raw_value(&result).unwrap_or_else(|_| RawValue::NULL.to_owned());
+        // Lists of names always serialise.
+        let result = to_raw_value(result).unwrap_or_else(|_| RawValue::NULL.to_owned());
         self.run.desk().end_commit(false, Some(event), None, Outcome::Completed { result })
     }
 
