@@ -134,8 +134,10 @@ mod tests {
 
     #[test]
     fn the_sources_of_a_foreign_error_are_in_the_message() {
-        let inner = std::io::Error::other("disk gone");
-        let outer = std::io::Error::new(std::io::ErrorKind::NotFound, inner);
-        assert!(TaskError::from(outer).message.contains("disk gone"));
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot save")]
+        struct NotSaved(#[source] std::io::Error);
+        let error = NotSaved(std::io::Error::other("disk gone"));
+        assert_eq!(TaskError::from(error).message, "cannot save: disk gone");
     }
 }

@@ -305,19 +305,32 @@ mod tests {
     fn any_patch() -> impl Strategy<Value = StatePatch> {
         let word = || proptest::sample::select(vec!["a", "b", "c"]).prop_map(str::to_owned);
         let words = || proptest::collection::vec(word(), 0..3);
-        (proptest::option::of(word()), words(), words(), words(), words()).prop_map(
-            |(goal, facts, asked, add, remove)| StatePatch {
-                set_goal: goal,
-                add_facts: facts
-                    .into_iter()
-                    .map(|key| Fact { value: json!(key), key, source: "t".into() })
-                    .collect(),
-                add_questions: asked,
-                add_risk_flags: add,
-                remove_risk_flags: remove,
-                ..StatePatch::default()
-            },
-        )
+        let maybe = || proptest::option::of(word());
+        let plan = proptest::option::of(words());
+        let lists = (words(), words(), words(), words(), words(), words());
+        (maybe(), maybe(), plan, lists).prop_map(|(set_goal, current_step, replace_plan, lists)| {
+            let (facts, add_questions, resolved, artifacts, add_risk_flags, remove_risk_flags) = lists;
+            let fact = |key: String| Fact { value: json!(key), key, source: "t".into() };
+            let answer = |question: String| Resolved { answer: format!("so {question}"), question };
+            let artifact = |id: String| ArtifactRef {
+                artifact_id: id.clone(),
+                kind: "tool_result.logs".into(),
+                summary: format!("the logs of {id}"),
+                bytes: 7,
+                step: id,
+            };
+            StatePatch {
+                set_goal,
+                add_facts: facts.into_iter().map(fact).collect(),
+                replace_plan,
+                current_step,
+                add_questions,
+                resolve_questions: resolved.into_iter().map(answer).collect(),
+                add_artifacts: artifacts.into_iter().map(artifact).collect(),
+                add_risk_flags,
+                remove_risk_flags,
+            }
+        })
     }
 
     proptest! {

@@ -77,7 +77,7 @@ mod tests {
     fn secrets_are_read_back_and_never_shown_by_accident() {
         let secret = WebhookSecret::generate();
         assert_eq!(secret.reveal().parse::<WebhookSecret>().expect("read back"), secret);
-        assert!(!format!("{secret:?}").contains(&secret.reveal()[6..]));
+        assert_eq!(format!("{secret:?}"), "WebhookSecret(…)");
         for bad in ["", "whsec_", "whsec_AAAA", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_%%%%"] {
             let error = bad.parse::<WebhookSecret>().expect_err(bad).to_string();
             assert!(error.contains("24 to 64"), "{error}");

@@ -322,10 +322,13 @@ mod tests {
 
     #[test]
     fn what_passes_by_itself_is_told_from_what_does_not() {
-        for passing in ["08006", "57P01", "57P03", "53300", "40001", "40P01", "57014"] {
+        for passing in [
+            "08006", "53300", "58030", "57P01", "57P02", "57P03", "57P05", "57014", "40001", "40P01", "55P03",
+            "25006", "25P03",
+        ] {
             assert!(is_passing(&SqlState::from_code(passing)), "{passing}");
         }
-        for lasting in ["23505", "42P01", "22P02", "28P01", "3D000"] {
+        for lasting in ["23505", "42P01", "22P02", "28P01", "3D000", "25001", "40002", "57P04"] {
             assert!(!is_passing(&SqlState::from_code(lasting)), "{lasting}");
         }
     }
