@@ -242,6 +242,45 @@ fn doctor_on_a_fresh_machine_finds_nothing_wrong_and_makes_nothing() {
     assert_eq!(std::fs::read_dir(bed.path()).expect("a folder").count(), 0, "no store was made");
 }
 
+/// Root may write everywhere; where the tests are run by root, doctor is run by nobody.
+#[test]
+fn doctor_says_when_the_store_cannot_be_written_to() {
+    use std::os::unix::fs::PermissionsExt;
+    let bed = Bed::new();
+    std::fs::set_permissions(bed.path(), PermissionsExt::from_mode(0o755)).expect("its own folder");
+    let folder = bed.path().join("closed");
+    std::fs::create_dir(&folder).expect("made");
+    std::fs::write(folder.join("old.db"), "").expect("made");
+    std::fs::set_permissions(folder.join("old.db"), PermissionsExt::from_mode(0o444)).expect("its own file");
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o555)).expect("its own folder");
+    // A copy, because the folder of the build may be closed to others.
+    let program = bed.path().join("longhaul");
+    std::fs::copy(env!("CARGO_BIN_EXE_longhaul"), &program).expect("copied");
+    for (store, problem) in [("new.db", "closed cannot be written to"), ("old.db", "old.db cannot be written to")]
+    {
+        let store = format!("sqlite:{}", folder.join(store).display());
+        let mut command = match rustix::process::geteuid().is_root() {
+            true => {
+                let mut command = std::process::Command::new("runuser");
+                command.args(["-u", "nobody", "--"]).arg(&program);
+                command
+            }
+            false => std::process::Command::new(&program),
+        };
+        let output = command
+            .args(["doctor", "--json", "--store", &store])
+            .current_dir(bed.path())
+            .env("HOME", bed.path())
+            .output()
+            .expect("it starts");
+        let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        let told = found["checks"].as_array().expect("a list").iter().any(|check| {
+            check["status"] == "fault" && check["message"].as_str().is_some_and(|told| told.ends_with(problem))
+        });
+        assert!(told && output.status.code() == Some(1), "{store}: {found}");
+    }
+}
+
 #[tokio::test]
 async fn doctor_counts_on_no_worker_that_was_not_heard_of_for_long() {
     let bed = Bed::new();

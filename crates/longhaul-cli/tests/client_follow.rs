@@ -203,7 +203,9 @@ fn wait_prints_the_result_when_the_task_has_ended_and_forgives_a_restart() {
     });
     let output = server.run(&["wait", "t"]);
     assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "all good\n"), "{}", stderr(&output));
-    assert!(server.asked()[0].target.starts_with("/v1/tasks/t/wait?timeout="));
+    let asked: Vec<String> = server.asked().into_iter().map(|request| request.target).collect();
+    assert_eq!(asked[0], "/v1/tasks/t/wait?timeout=0s", "whether there is such a task is known at once");
+    assert_eq!(asked[1], "/v1/tasks/t/wait?timeout=30s");
     let server = StandIn::start(|_, _| {
         Reply::json(
             200,

@@ -259,7 +259,7 @@ fn running(gathered: &Gathered) -> Why {
 }
 
 fn waits(gathered: &Gathered, waiting: &Waiting) -> Why {
-    let Gathered { facts, asks, child, .. } = gathered;
+    let Gathered { task, facts, asks, child, .. } = gathered;
     let id = &waiting.id;
     let since = waiting.since.map_or_else(String::new, |since| format!(" since {since}"));
     let until = waiting.until.map(|until| until.as_microsecond());
@@ -306,11 +306,18 @@ fn waits(gathered: &Gathered, waiting: &Waiting) -> Why {
                                 "service": facts.lock_service, "trouble": facts.lock_trouble}))
                 .until(until.or(held_until))
         }
-        "in_doubt" => why(
-            "in_doubt",
-            format!("Nobody knows whether step '{id}' happened; someone must decide: retry, done or fail."),
-        )
-        .details(basics),
+        "in_doubt" => {
+            let then = match task.phase {
+                Phase::Compensating => {
+                    " The task goes no further: what it did is undone then, and a retry is not tried."
+                }
+                Phase::Forward => "",
+            };
+            let sentence = format!(
+                "Nobody knows whether step '{id}' happened; someone must decide: retry (it did not), done or fail.{then}"
+            );
+            why("in_doubt", sentence).details(basics)
+        }
         _ => why("signal", format!("It waits{since} for signal '{id}'; it goes on when that is sent."))
             .details(json!({"signal": id, "since": waiting.since}))
             .until(until),

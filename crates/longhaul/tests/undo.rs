@@ -29,6 +29,7 @@ on_every_store!(
     a_fork_does_not_go_on_when_what_it_took_over_was_undone,
     an_effect_that_has_no_undo_is_named_when_the_rest_is_undone,
     what_was_asked_has_expired_once_undoing_begins,
+    a_fork_takes_over_nothing_that_was_undone_before_the_step_it_is_made_from,
     a_cancel_does_not_stop_an_undo_midway,
     what_a_child_did_is_undone_in_its_place,
     a_child_that_cannot_be_undone_is_told_and_can_be_tried_again,
@@ -359,7 +360,25 @@ async fn what_was_asked_has_expired_once_undoing_begins(bed: Bed) {
     assert_eq!(status().await, AskStatus::Expired);
     let late = bed.client.approve(id, None, None, None).await.expect_err("refused").to_string();
     assert!(late.contains("is being undone"), "{late}");
+    let resumed = bed.client.resume(id).await.expect_err("refused").to_string();
+    assert!(resumed.contains("is being undone; resume it when that has ended"), "{resumed}");
     worker.abort();
+}
+
+async fn a_fork_takes_over_nothing_that_was_undone_before_the_step_it_is_made_from(bed: Bed) {
+    let world = World::default();
+    let worker = start(&bed.client, &world).await;
+    world.stick(&["b"]);
+    let failed = ended(&bed, true).await;
+    assert_eq!(world.lines(), ["a", "b", "c", "undo c", "undo a"]);
+    let undo = refusal(bed.client.fork(failed.id, "undo c", None).await);
+    assert!(undo.contains("no step 'undo c'"), "{undo}");
+    // That of b failed, so it is still done. What came before is not, nor what was undone afterwards.
+    let input = RawValue::from_string("false".to_owned()).expect("JSON");
+    let fork = bed.client.fork(failed.id, "undo b", Some(input)).await.expect("accepted").id;
+    assert_eq!(bed.ended(fork).await.state, State::Completed);
+    assert_eq!(world.lines()[5..], ["a", "c"]);
+    worker.stop().await;
 }
 
 async fn a_cancel_does_not_stop_an_undo_midway(bed: Bed) {

@@ -365,7 +365,14 @@ fn disk(store: &FilePath) -> Vec<Check> {
     let Some(folder) = absolute.ancestors().skip(1).find(|folder| folder.is_dir()) else { return Vec::new() };
     let Ok(found) = rustix::fs::statvfs(folder) else { return Vec::new() };
     let free = found.f_bavail.saturating_mul(found.f_frsize);
-    vec![space(folder, free, found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))]
+    let may_write = |path: &FilePath| rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok();
+    // SQLite makes files beside the store's, so the folder counts too.
+    let mut checks = vec![space(folder, free, !may_write(folder))];
+    if store.exists() && !may_write(store) {
+        let remedy = format!("give it to the user that runs longhaul, or chmod u+w {}", store.display());
+        checks.push(Check::fault("disk", format!("{} cannot be written to", store.display()), remedy));
+    }
+    checks
 }
 
 fn space(folder: &FilePath, free: u64, read_only: bool) -> Check {

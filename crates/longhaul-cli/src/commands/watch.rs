@@ -95,7 +95,8 @@ async fn ended(
     let (mut met, mut lost_since) = (false, None);
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let poll = left.map_or(POLL, |left| left.min(POLL));
+        // The first answer decides whether there is such a task and such a server, so it comes at once.
+        let poll = if met { left.map_or(POLL, |left| left.min(POLL)) } else { Duration::ZERO };
         let path = Path::task(id, &["wait"]).with("timeout", Some(units::show(poll)));
         let asked = server.request(reqwest::Method::GET, &path).timeout(poll + GRACE).send().await;
         match asked {
@@ -107,7 +108,6 @@ async fn ended(
                     return Err(not_yet(id, timeout, state.as_deref()));
                 }
             }
-            // The first answer decides whether there is such a task and such a server.
             Err(trouble) if met && trouble.passes() => {
                 let since = *lost_since.get_or_insert_with(Instant::now);
                 if until.is_some_and(|until| Instant::now() >= until) {

@@ -177,7 +177,7 @@ pub(crate) fn answer(
         return refuse(format!("it expired at {}", timestamp(expired)));
     }
     if head.state.is_final() {
-        return refuse(format!("the task has {} already", head.state));
+        return refuse(format!("the task is {} already", head.state));
     }
     if head.phase == Phase::Compensating {
         return refuse("the task does not go on any more: what it did is being undone".to_owned());

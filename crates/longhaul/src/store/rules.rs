@@ -101,7 +101,8 @@ impl Head {
         self.phase = Phase::Forward;
         self.ready = false;
         self.due_at = None;
-        self.run_at = None;
+        // Of a task that never began, the time it was asked to wait for counts again when it is resumed.
+        self.run_at = self.run_at.filter(|_| self.fence == 0);
         self.parked = None;
         self.waiting = None;
         self.finished_at = Some(now);
@@ -455,7 +456,7 @@ pub(crate) fn control(
                 }
                 State::Cancelled => return Ok(None),
                 State::Completed | State::Failed => {
-                    return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
+                    return Err(ControlRefused::WrongState(format!("the task is {} already", head.state)));
                 }
                 State::Running if head.cancel.is_some() => return Ok(None),
                 // It is being undone already; what is below it still has to end.
@@ -500,7 +501,7 @@ pub(crate) fn control(
                         "the task's deadline has passed; submit it again with a new one".to_owned(),
                     ));
                 }
-                head.enqueue(None, now);
+                head.enqueue(head.run_at, now);
                 head.cancel = None;
                 head.error = None;
                 head.finished_at = None;
@@ -509,13 +510,22 @@ pub(crate) fn control(
                 records.push(Record::Reopened { resumed: true });
                 events.push(NewEvent::new("task.resumed", json!({"by": control.by})));
             }
+            State::Completed => return Ok(None),
+            _ if head.phase == Phase::Compensating => {
+                let why = "what the task did is being undone; resume it when that has ended";
+                return Err(ControlRefused::WrongState(why.to_owned()));
+            }
+            _ if head.cancel.is_some() => {
+                let why = "the task is being cancelled; resume it when that has ended";
+                return Err(ControlRefused::WrongState(why.to_owned()));
+            }
             _ => return Ok(None),
         },
         Action::Priority(value) => {
             let priority = Priority::new(*value)
                 .ok_or_else(|| Invalid::new("priority", format!("is {value}; it must be 0 to 9")))?;
             if head.state.is_final() {
-                return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
+                return Err(ControlRefused::WrongState(format!("the task is {} already", head.state)));
             }
             if head.priority == priority.get() {
                 return Ok(None);
@@ -555,7 +565,7 @@ pub(crate) fn control(
                 return Err(Invalid::new("message", problem).into());
             }
             if head.state.is_final() {
-                return Err(ControlRefused::WrongState(format!("the task has {} already", head.state)));
+                return Err(ControlRefused::WrongState(format!("the task is {} already", head.state)));
             }
             let event = NewEvent::new("signal.received", json!({"name": name, "by": control.by}));
             let at = format!("{SIGNAL}{name}");
@@ -563,7 +573,7 @@ pub(crate) fn control(
             return Ok(Some(arrive_all(&head, vec![(arrived, event)], now)));
         }
         Action::Patch { .. } if head.state.is_final() => {
-            let why = format!("the task has {} already, and its state is what it ended with", head.state);
+            let why = format!("the task is {} already, and its state is what it ended with", head.state);
             return Err(ControlRefused::WrongState(why));
         }
         Action::Patch { .. } | Action::Answer { .. } | Action::Approve { .. } => {}

@@ -12,7 +12,8 @@ use super::{APPROVAL, Arrival, Journal, Key, LOCK};
 impl Journal {
     /// What a fork of the task takes over, in its order: what was recorded well and not undone, what
     /// arrived, and changes of the state. Approvals and locks are not passed on.
-    fn legacy(self, undone: &[Key]) -> Vec<Record> {
+    fn legacy(self, undone_later: &[Key]) -> Vec<Record> {
+        let is_undone = |key: &Key| self.undone.contains(key) || undone_later.contains(key);
         let mut all: Vec<(Order, Record)> = Vec::new();
         for ((part, step), recorded) in self.recorded {
             let Ok(result) = recorded.outcome else { continue };
@@ -24,7 +25,7 @@ impl Journal {
                 false => Vec::new(),
             };
             let key = (part, step);
-            if !undone.contains(&key) && !children.iter().any(unheard) && !matches!(op, Op::Undo | Op::Approval) {
+            if !is_undone(&key) && !children.iter().any(unheard) && !matches!(op, Op::Undo | Op::Approval) {
                 let (part, step) = key;
                 all.push((recorded.order, Record::Inherited { part, step, op, result }));
             }
@@ -81,7 +82,9 @@ pub(crate) fn prefix(rows: &[LogRow], step: &str) -> Result<Option<Vec<Record>>,
     let mut records = all_records(rows)?;
     // Since the task was resumed last, if it got that far again.
     let resumed = records.iter().rposition(|record| matches!(record, Record::Reopened { resumed: true }));
-    let is_it = |record: &Record| record.step() == Some(step);
+    // What undid a step is none of the task's own.
+    let is_it =
+        |record: &Record| record.step() == Some(step) && !matches!(record, Record::Done { op: Op::Undo, .. });
     let since = resumed.unwrap_or(0);
     let again = records[since..].iter().position(is_it).map(|place| since + place);
     let Some(cut) = again.or_else(|| records.iter().position(is_it)) else { return Ok(None) };

@@ -1,5 +1,7 @@
 //! What people and other programs ask of tasks.
 
+use jiff::Timestamp;
+
 use super::bed::{Bed, completed, failed, raw, retry, secs, suspended, write};
 use crate::record::{Decision, Record};
 use crate::store::{Action, Control, ControlRefused, Controlled, QueueSettings};
@@ -91,6 +93,30 @@ async fn resume_does_nothing_to_a_task_that_did_not_fail(bed: Bed) {
     bed.end(&lease, completed()).await;
     assert_eq!(became(bed.control(pending, Action::Resume).await), (State::Completed, false));
     assert_eq!(bed.kinds(pending).await, ["task.submitted", "task.started", "task.completed"]);
+}
+
+async fn a_task_that_never_began_still_waits_for_its_time_when_it_is_resumed(bed: Bed) {
+    let at = Timestamp::from_microsecond(bed.store.clock().now().as_microsecond() + 60_000_000).expect("in range");
+    let later = bed.submit(NewTask::new("h", &1).run_at(at)).await;
+    bed.cancel(later).await.expect("cancelled");
+    assert_eq!(became(bed.control(later, Action::Resume).await), (State::Pending, true));
+    bed.pass(50).await;
+    assert!(bed.claim(5).await.is_empty(), "it is too early");
+    bed.pass(11).await;
+    let lease = bed.claim_one().await;
+    assert_eq!(lease.task, later);
+    // One that began and is to be tried again later goes on at once: that is what was asked for.
+    bed.end(&lease, retry(600)).await;
+    bed.cancel(later).await.expect("cancelled");
+    bed.control(later, Action::Resume).await.expect("resumed");
+    assert_eq!(bed.claim_one().await.task, later);
+}
+
+async fn a_task_that_is_about_to_end_is_not_resumed(bed: Bed) {
+    let lease = bed.running().await;
+    bed.cancel(lease.task).await.expect("asked");
+    let refused = bed.control(lease.task, Action::Resume).await.expect_err("refused").to_string();
+    assert!(refused.contains("being cancelled; resume it when that has ended"), "{refused}");
 }
 
 async fn a_full_queue_does_not_refuse_a_resume(bed: Bed) {
@@ -246,6 +272,8 @@ on_every_store![
     a_task_that_ended_cannot_be_cancelled_but_a_cancelled_one_stays_so,
     resume_opens_a_failed_task_again_with_fresh_counters_and_a_larger_fence,
     resume_opens_a_cancelled_task_which_then_goes_forward_again,
+    a_task_that_never_began_still_waits_for_its_time_when_it_is_resumed,
+    a_task_that_is_about_to_end_is_not_resumed,
     resume_does_nothing_to_a_task_that_did_not_fail,
     a_full_queue_does_not_refuse_a_resume,
     a_changed_priority_changes_the_place_in_line,
