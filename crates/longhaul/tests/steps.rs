@@ -287,7 +287,10 @@ async fn a_decision_to_fail_ends_the_step_with_the_doubt_as_cause() {
     bed.reaches(id, State::Waiting).await;
     bed.client.decide(id, "pay", Decision::Fail, Some("it bounced")).await.expect("taken");
     let error = bed.ended(id).await.error.expect("an error");
-    assert_eq!((error.code.as_str(), error.message.as_str()), ("in_doubt", "it bounced"));
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("in_doubt", "it was decided that step 'pay' failed: it bounced")
+    );
     assert_eq!(error.cause.expect("the doubt").code, "interrupted");
     worker.stop().await;
 }
