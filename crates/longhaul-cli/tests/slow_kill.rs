@@ -102,7 +102,7 @@ async fn tasks_survive_workers_killed_in_a_loop_on_postgres() {
 /// nothing of it is accepted any more.
 async fn stopped_past_its_lease(bed: Bed) {
     let id = bed.submit(json!({"steps": 3, "hang": "in_step", "hang_step": 1})).await;
-    let mut first = bed.worker(4, 1.0);
+    let mut first = bed.worker(1, 1.0);
     bed.until("the hang", |ledger| ledger.hangs() == 1).await;
     first.signal("-STOP");
     // Not in the middle of a write to a SQLite file, which would hold up everyone who shares it.
@@ -115,7 +115,7 @@ async fn stopped_past_its_lease(bed: Bed) {
     let task = bed.ended(id).await;
     assert_eq!(task.state, State::Completed);
     first.signal("-CONT");
-    // It gives the task up by itself and goes on with others.
+    // It gives the task up by itself: its only slot is free for others.
     drop(second);
     let next = bed.submit(steps(2)).await;
     assert_eq!(bed.ended(next).await.state, State::Completed, "the continued worker works");
