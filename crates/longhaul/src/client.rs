@@ -249,7 +249,8 @@ impl Client {
     }
 
     /// Opens a failed or cancelled task again, under the same id: what was recorded stays, what
-    /// failed is tried again. Nothing happens to any other task.
+    /// failed is tried again. One that never began still waits for its `run_at`. Refused while a task is being
+    /// cancelled or undone; nothing happens to any other task.
     pub async fn resume(&self, id: TaskId) -> Result<Controlled, Error> {
         let task = self.engine.store.task(&self.tenant, id).await?;
         if let Some(task) = task.filter(|task| matches!(task.state, State::Failed | State::Cancelled)) {
